@@ -1,0 +1,142 @@
+"""Events that the gateway's dispatcher receives and instructions that it answers with.
+
+`goblin_dask.gateway.dispatcher.Dispatcher` is pure: ``handle(event, now) -> list[Instruction]``. The server turns
+sockets into events and instructions into sockets; tests and simulations drive the same dispatcher without either.
+Worker identities are the gateway's own random ones; `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from goblin_dask import messages as m
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    worker: str
+    role: str
+    """``volunteer`` or ``validator``."""
+    owner: str
+    network: str
+    """What the gateway takes for the network of the host; owners of one network are not independent."""
+    machine: m.Machine
+    holding: tuple[str, ...] = ()
+    """Attempts that it still has in hand, after the gateway was restarted or its session opened anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabJoined:
+    lab: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabLeft:
+    """Its tasks stay until it comes back or `grace` has passed."""
+
+    lab: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSubmitted:
+    lab: str
+    task: m.SubmitTask
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCancelled:
+    lab: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A `Committed`, `Uploaded`, `AttemptFailed` or `Checked` of that worker, decoded but not yet believed."""
+
+    worker: str
+    message: m.Committed | m.Uploaded | m.AttemptFailed | m.Checked
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: deadlines, graces, backups."""
+
+
+Event = WorkerJoined | WorkerLeft | LabJoined | LabLeft | TaskSubmitted | TaskCancelled | FromWorker | Tick
+
+
+# --- instructions -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Hand an attempt to a worker: the server adds program bytes, grant and routes, and makes the Lease or Check."""
+
+    worker: str
+    lab: str
+    task: str
+    attempt: str
+    program: str
+    inputs: tuple[m.BlobRef, ...]
+    peak: int
+    deadline: float
+    check: CheckOrder | None = None
+    """None: a lease for a volunteer; else a check for a validator."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOrder:
+    of: str
+    """The attempt that is checked."""
+    outputs: tuple[m.BlobRef, ...]
+    method: str = "auto"
+    replica: tuple[m.BlobRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Tell a worker to abandon an attempt."""
+
+    worker: str
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToLab:
+    lab: str
+    message: m.TaskProgress | m.TaskAccepted | m.TaskFailed | m.TaskReopened | m.DropUploads | m.GridOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A fact for the database: a verdict or failure of a host."""
+
+    worker: str
+    owner: str
+    host_key: str
+    """(owner, host, device, driver, versions) as one digest."""
+    kind: str
+    """accepted, wrong, unproven, late, lost, failed, withdrawn."""
+    task: str
+    attempt: str
+    method: str = ""
+    ratio: float = 0.0
+    seconds: float = 0.0
+    flops: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """No more leases for this host key; its unchecked accepted results are re-opened."""
+
+    worker: str
+    host_key: str
+    reason: str
+
+
+Instruction = Dispatch | Withdraw | ToLab | Record | Quarantine

@@ -1,0 +1,1 @@
+"""The lab node: data, lowering, jobs (layer 3)."""

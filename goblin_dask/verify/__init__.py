@@ -1,0 +1,1 @@
+"""How results are verified, and the life of a task (layer 2)."""

@@ -1,0 +1,1 @@
+"""The goblin plugin of a stock Dask worker: volunteers and validators (layer 3)."""

@@ -1,0 +1,1 @@
+"""The wire: sessions, the closed schema of Dask's messages, the comm backend (layer 2)."""
