@@ -1,0 +1,130 @@
+"""The gateway's memory: migrations, batches, failures."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from goblin_dask.errors import StoreError
+from goblin_dask.gateway.database import KINDS, Barred, Base, Database, Event, Fact, Host, Reputation, Seen, upgrade
+
+
+@pytest.fixture
+async def database(tmp_path):
+    database = Database(f"sqlite:///{tmp_path}/sub/gateway.db", keep=50)
+    await database.start()
+    yield database
+    await database.stop()
+
+
+def test_migrations_make_exactly_the_declared_tables():
+    engine = sa.create_engine("sqlite://")
+    with engine.connect() as connection:
+        upgrade(connection)
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    engine.dispose()
+
+
+def test_every_kind_is_a_column():
+    assert set(KINDS) <= set(Reputation.__table__.columns.keys())
+
+
+async def test_upgrade_is_repeatable_and_data_stay(tmp_path):
+    url = f"sqlite:///{tmp_path}/gateway.db"
+    for _ in range(2):
+        database = Database(url)
+        await database.start()
+        database.record(Fact("a" * 64, "accepted", flops=5.0))
+        await database.stop()
+    database = Database(url)
+    await database.start()
+    assert (await database.histories())["a" * 64].counts["accepted"] == 2
+    await database.stop()
+
+
+async def test_facts_are_written_in_batches_and_old_ones_go(database):
+    for i in range(120):
+        database.record(Fact(f"{i % 3:064x}", "wrong" if i % 3 else "accepted", "algebraic", 0.5, 1.0, 10.0))
+    database.record(Seen("0" * 64, "Ada", "f" * 32, "cpu", ""))
+    await database.flush()
+    assert database.pending == 0
+    histories = await database.histories()
+    assert histories["0" * 64].counts["accepted"] == 40
+    assert histories[f"{1:064x}"].counts["wrong"] == 40
+    assert not histories["0" * 64].quarantined
+    count, flops, host = await database.transaction(
+        lambda s: (
+            s.scalar(sa.select(sa.func.count()).select_from(Event)),
+            s.get(Reputation, "0" * 64).flops,
+            s.get(Host, "0" * 64).owner,
+        )
+    )
+    assert (count, flops, host) == (50, 400.0, "Ada")
+
+
+async def test_quarantine_survives_without_any_flush(tmp_path):
+    url = f"sqlite:///{tmp_path}/gateway.db"
+    first = Database(url, interval=3600)
+    await first.start()
+    first.record(Barred("b" * 64, "Eve"))
+    async with asyncio.timeout(10):
+        while first.pending:
+            await first.call(lambda: None)  # behind the writer in the one thread
+    second = Database(url)
+    await second.start()
+    assert (await second.histories())["b" * 64].quarantined
+    await second.stop()
+    await first.stop()
+
+
+async def test_a_database_that_fails_keeps_the_facts(database, caplog):
+    await database.transaction(lambda s: s.execute(sa.text("ALTER TABLE events RENAME TO gone")))
+    database.record(Fact("a" * 64, "accepted"))
+    with pytest.raises(StoreError, match="database failed"):
+        await database.flush()
+    assert database.pending == 1
+    await database.transaction(lambda s: s.execute(sa.text("ALTER TABLE gone RENAME TO events")))
+    await database.flush()
+    assert (await database.histories())["a" * 64].counts["accepted"] == 1
+
+
+async def test_facts_that_wait_are_bounded_and_quarantines_never_dropped(tmp_path):
+    database = Database(f"sqlite:///{tmp_path}/g.db", pending=10)
+    for i in range(25):
+        database.record(Fact("a" * 64, "lost"))
+        database.record(Barred(f"{i:064x}", "x"))
+    assert (database.dropped, database.pending) == (15, 10 + 25)
+    await database.stop()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("nonsense", "cannot be opened"),
+        ("sqlite:////proc/nowhere/gateway.db", "cannot be opened"),
+        ("postgresql+nosuchdriver://user:secret@localhost/x", "cannot be opened"),
+    ],
+)
+async def test_an_unusable_url_is_one_sentence_without_the_password(url, text):
+    database = Database(url)
+    with pytest.raises(StoreError, match=text) as caught:
+        await database.start()
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    await database.stop()
+
+
+async def test_a_database_of_a_later_version_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path}/g.db"
+    database = Database(url)
+    await database.start()
+    await database.transaction(lambda s: s.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")))
+    await database.stop()
+    later = Database(url)
+    with pytest.raises(StoreError, match="another version"):
+        await later.start()
+    await later.stop()
