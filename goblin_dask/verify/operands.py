@@ -1,0 +1,164 @@
+"""Operands of a product, read in cache-sized blocks, and what is known of them alone.
+
+A check is bound by memory, not by arithmetic: whole operands are never concatenated or cast. Statistics that depend
+on an operand only (column norms, block norms) may be kept between the chunks that read it; random numbers may not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from goblin_dask.verify.tolerances import BLOCK_ELEMENTS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Blocks:
+    """Iterate over a 2-D array in blocks of about a mebibyte, along its memory.
+
+    Parameters
+    ----------
+    shape : (int, int)
+    strides : (int, int)
+        Of the array that is read; they decide whether blocks are runs of rows or of columns.
+    """
+
+    def __init__(self, shape: tuple[int, int], strides: tuple[int, int]):
+        self.shape = shape
+        self.by_rows = abs(strides[0]) >= abs(strides[1])
+
+    def __iter__(self) -> Iterator[tuple[slice, slice]]:
+        outer, inner = self.shape if self.by_rows else self.shape[::-1]
+        width = min(inner, BLOCK_ELEMENTS // 8)
+        height = max(8, BLOCK_ELEMENTS // max(width, 1))
+        for i in range(0, outer, height):
+            for j in range(0, inner, width):
+                across, along = slice(i, min(i + height, outer)), slice(j, min(j + width, inner))
+                yield (across, along) if self.by_rows else (along, across)
+
+
+class Operand:
+    """A matrix that is a factor of a product.
+
+    Parameters
+    ----------
+    values : 2-D array of a real floating dtype
+        As a volunteer has it: an input, or the prologue evaluated in the product's precision.
+    fine : 2-D float64 array, optional
+        The prologue evaluated in float64, where that is another array.
+    coarse : 2-D array, optional
+        The prologue evaluated in float32: its distance from `fine`, times `weight`, is the operand's own uncertainty.
+    weight : float
+        1 for a product in float32, 2**-29 for one in float64.
+    key : hashable, optional
+        Equal keys mean equal values; statistics are kept under it.
+    sign : 1 or -1
+        Factor of the operand in its product.
+    """
+
+    def __init__(
+        self,
+        values: Array,
+        fine: Array | None = None,
+        coarse: Array | None = None,
+        weight: float = 1.0,
+        key: Hashable = None,
+        sign: int = 1,
+    ):
+        self.values, self.coarse, self.weight, self.key, self.sign = values, coarse, weight, key, sign
+        self._exact = values if fine is None else fine
+        self.shape: tuple[int, int] = values.shape
+        self._blocks = Blocks(self.shape, values.strides)
+
+    def __iter__(self) -> Iterator[tuple[slice, slice]]:
+        return iter(self._blocks)
+
+    def exact(self, rows: Any, columns: Any, scratch: Scratch) -> Array:
+        """A block in float64; valid until the next call with the same `scratch`."""
+        block = scratch.cast(self._exact[rows, columns], np.float64)
+        return np.negative(block, out=block) if self.sign < 0 else block
+
+    def magnitudes(self, rows: Any, columns: Any, scratch: Scratch) -> Array:
+        """Absolute values of a block, in the product's own precision."""
+        block = self.values[rows, columns]
+        if block.dtype == np.float32 or block.dtype == np.float64:
+            return np.abs(block, out=scratch.take(block.shape, block.dtype, block.strides, "magnitudes"))
+        return np.abs(block.astype(np.float32))
+
+    def deviation(self, rows: Any, columns: Any) -> Array:
+        """How uncertain the elements of a block are, because a prologue computed them; float64."""
+        if self.coarse is None:
+            return np.zeros(self._exact[rows, columns].shape)
+        difference = np.subtract(self._exact[rows, columns], self.coarse[rows, columns], dtype=np.float64)
+        return np.abs(difference, out=difference) * self.weight
+
+    def take(self, rows: Any, columns: Any, exact: bool = True) -> Array:
+        """Chosen rows and columns, in float64 (exact) or float32 (as they are multiplied)."""
+        source = self._exact if exact else self.values
+        return np.multiply(source[rows][:, columns], self.sign, dtype=np.float64 if exact else np.float32, casting="unsafe")
+
+
+class Scratch:
+    """Buffers that blocks are cast into, one for each dtype and purpose, reused."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, str], Array] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], purpose: str = "") -> Array:
+        """An uninitialised array of that shape, with the memory order of those strides."""
+        size, name = int(np.prod(shape)), (np.dtype(dtype).str, purpose)
+        if name not in self._memory or self._memory[name].size < size:
+            self._memory[name] = np.empty(max(size, BLOCK_ELEMENTS), dtype)
+        flat = self._memory[name][:size]
+        if len(shape) == 2 and abs(strides[0]) < abs(strides[1]):
+            return flat.reshape(shape[::-1]).T
+        return flat.reshape(shape)
+
+    def cast(self, block: Array, dtype: Any, purpose: str = "") -> Array:
+        """`block` in another dtype."""
+        out = self.take(block.shape, dtype, block.strides, purpose)
+        np.copyto(out, block, casting="unsafe")
+        return out
+
+
+@dataclass
+class _Entry:
+    value: Any
+    nbytes: int
+
+
+class OperandStatistics:
+    """What is known of operands alone, kept for the next chunk that reads them; the least used goes first.
+
+    It never holds anything that depends on a check's random numbers.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes of statistics that are kept.
+    """
+
+    def __init__(self, limit: int = 32 << 20):
+        self.limit, self.nbytes = limit, 0
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+
+    def get(self, key: Hashable) -> Any:
+        """The statistic of that name, or None."""
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key].value
+
+    def put(self, key: Hashable, value: Array) -> None:
+        """Keep a statistic."""
+        if key in self._entries:
+            self.nbytes -= self._entries.pop(key).nbytes
+        self._entries[key] = _Entry(value, value.nbytes)
+        self.nbytes += value.nbytes
+        while self.nbytes > self.limit:
+            self.nbytes -= self._entries.popitem(last=False)[1].nbytes

@@ -1,0 +1,217 @@
+"""Check of a chunk that ends in sums of products: projection, exact rows, and the settling of what looks suspicious.
+
+Three verdicts: *accepted*, *wrong* (an element is off by more than any order of summation explains) and *unproven*.
+Every comparison accepts what is small, never rejects what is large: so a NaN is not accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from goblin_dask.verify.contraction import Columns, Contraction, Tile, group_columns
+from goblin_dask.verify.nonfinite import NonFinite, check_classes
+from goblin_dask.verify.operands import Array, OperandStatistics, Scratch
+from goblin_dask.verify.projection import RightSide, TileResiduals, prepare, project_left, project_right, residuals
+from goblin_dask.verify.rows import (
+    SAMPLED_COLUMNS,
+    Sample,
+    deliberate_spread,
+    exact_rows,
+    low_precision,
+    sample_columns,
+    take_sample,
+)
+from goblin_dask.verify.tolerances import MISS, ROWS, SETTLE_ALL, SETTLED_ROWS, SPREAD, smallest_normal
+
+RECOMPUTED_ROWS = 256
+"""Rows that are computed exactly at a time when many are."""
+
+
+@dataclass
+class Finding:
+    """What a check of one chunk found."""
+
+    verdict: Literal["accepted", "wrong", "unproven"]
+    ratio: float
+    """Worst residual over its tolerance; at most 1 when everything was accepted at first sight or settled."""
+    settled: int = 0
+    reason: str = ""
+    miss: float = MISS
+    thresholds: tuple[float, ...] = ()
+    """For each tile, the smallest single wrong entry that the projections always show (of the typical row)."""
+
+
+class _Judge:
+    """Collects what the parts of a check find, the worst verdict counting."""
+
+    def __init__(self) -> None:
+        self.finding = Finding("accepted", 0.0)
+
+    def found(self, verdict: Literal["accepted", "wrong", "unproven"], reason: str) -> None:
+        rank = ("accepted", "unproven", "wrong")
+        if rank.index(verdict) > rank.index(self.finding.verdict):
+            self.finding.verdict, self.finding.reason = verdict, reason
+
+    def ratio(self, value: float) -> None:
+        # max() would forget a NaN
+        self.finding.ratio = value if not value <= self.finding.ratio else self.finding.ratio
+
+
+def check_product(
+    contraction: Contraction, rng: np.random.Generator, statistics: OperandStatistics | None = None, layers: int = 2
+) -> Finding:
+    """Check tiles of sums of products.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Seeded from the operating system's entropy after the result was committed, and used for this check only.
+    statistics : OperandStatistics, optional
+        Kept between checks.
+    layers : 1 or 2
+        1 leaves out the exact rows (measurements only).
+    """
+    with np.errstate(all="ignore"):
+        return _Check(contraction, rng, statistics).run(layers)
+
+
+class _Check:
+    def __init__(self, contraction: Contraction, rng: np.random.Generator, statistics: OperandStatistics | None):
+        self.contraction, self.rng, self.statistics = contraction, rng, statistics
+        self.scratch, self.judge, self.groups = Scratch(), _Judge(), group_columns(contraction)
+
+    def run(self, layers: int) -> Finding:
+        contraction, scratch = self.contraction, self.scratch
+        single = contraction.precision == np.float32
+        for group in self.groups:
+            prepare(group, contraction, self.rng, scratch, self.statistics)
+        rows = self._choose_rows(ROWS if single and layers == 2 else 0)
+        sides: dict[tuple[int, int], RightSide] = {}
+        exact = [np.zeros((len(rows[t]), tile.output.shape[1])) for t, tile in enumerate(contraction.tiles)]
+        for g, group in enumerate(self.groups):
+            self._read_right(g, group, rows, exact, sides)
+        sums = project_left(contraction, self.groups, sides, scratch)
+        thresholds = [0.0] * len(contraction.tiles)
+        for g, group in enumerate(self.groups):
+            for t in group.tiles:
+                tile = contraction.tiles[t]
+                right = [sides[g, j] for _, j in tile.terms]
+                found = residuals(tile, group, contraction, sums[t], right, scratch)
+                thresholds[t] = found.smallest
+                self._judge_tile(tile, group, found, rows[t], exact[t])
+        self.judge.finding.thresholds = tuple(thresholds)
+        return self.judge.finding
+
+    def _choose_rows(self, count: int) -> list[Array]:
+        """Random rows of every tile: eight for a column of tiles, at least four for each of them."""
+        chosen = [np.empty(0, int)] * len(self.contraction.tiles)
+        for group in self.groups:
+            each = max(4, count // len(group.tiles)) if count else 0
+            for t in group.tiles:
+                height = self.contraction.tiles[t].output.shape[0]
+                chosen[t] = np.sort(self.rng.choice(height, min(each, height), replace=False))
+        return chosen
+
+    def _read_right(
+        self,
+        g: int,
+        group: Columns,
+        rows: list[Array],
+        exact: list[Array],
+        sides: dict[tuple[int, int], RightSide],
+    ) -> None:
+        for j in dict.fromkeys(group.right):
+            uses = [(t, i) for t in group.tiles for i, b in self.contraction.tiles[t].terms if b == j]
+            chosen = [self.contraction.left[i].take(rows[t], slice(None)) for t, i in uses]
+            stacked = np.vstack(chosen)
+            products = np.zeros((len(stacked), group.width))
+            sides[g, j] = project_right(
+                j, group, self.contraction, stacked, products, self.scratch, self.statistics
+            )
+            p = 0
+            for (t, _), part in zip(uses, chosen, strict=True):
+                exact[t] += products[p : (p := p + len(part))]
+
+    def _judge_tile(self, tile: Tile, group: Columns, found: TileResiduals, rows: Array, exact: Array) -> None:
+        judge, contraction = self.judge, self.contraction
+        if found.overflow:
+            judge.found("unproven", "sums may exceed the largest number: the order of summation would decide")
+            return
+        outside = NonFinite(found.unusable, group.bad)
+        if outside:
+            classes = check_classes(contraction, tile, outside, self.scratch)
+            if classes.overflow:
+                judge.found("unproven", "sums may exceed the largest number: the order of summation would decide")
+                return
+            if classes.reason:
+                judge.found("wrong", classes.reason)
+        ratio = found.residual.max(axis=1, initial=0.0)
+        ratio[found.unusable] = 0.0
+        usable = np.setdiff1d(np.arange(len(exact)), np.flatnonzero(np.isin(rows, found.unusable)))
+        suspicious = ~(ratio <= 1)
+        if len(usable) and group.width > len(group.bad):
+            suspicious[self._look_at_rows(tile, group, rows[usable], exact[usable])] = True
+        judge.ratio(float(np.max(ratio[~suspicious], initial=0.0)))
+        if suspicious.any():
+            order = np.argsort(np.where(np.isnan(ratio), np.inf, ratio))[::-1]
+            self._settle(tile, group, order[suspicious[order]], ratio)
+
+    def _look_at_rows(self, tile: Tile, group: Columns, rows: Array, exact: Array) -> Array:
+        """Compare some exact rows; returns those that want settling."""
+        contraction = self.contraction
+        error = tile.output[rows].astype(np.float64) - exact
+        error[:, group.bad] = 0.0
+        columns = sample_columns(group, contraction.depth(tile), SAMPLED_COLUMNS, self.rng)
+        sample = take_sample(contraction, tile, group, rows, columns)
+        if name := low_precision(sample, error[:, columns]):
+            self.judge.found("unproven", f"computed with operands rounded to {name}")
+        spread = self._spread(tile, sample)
+        size = np.sqrt(np.mean((error / group.scale) ** 2, axis=1))
+        return rows[~(size <= SPREAD * spread)]
+
+    def _spread(self, tile: Tile, sample: Sample) -> Array:
+        tiny = max(smallest_normal(self.contraction.precision), self.contraction.output_floor(tile))
+        return deliberate_spread(sample, tile.output.dtype, tiny, self.rng)
+
+    def _settle(self, tile: Tile, group: Columns, rows: Array, ratio: Array) -> None:
+        """Compute suspicious rows exactly, the worst first; all of them only where the worst prove honest."""
+        first, others = rows[:SETTLED_ROWS], rows[SETTLED_ROWS:]
+        if not self._settle_rows(tile, group, first) or not len(others):
+            return
+        if not ratio[others].max() <= SETTLE_ALL:
+            self.judge.found("unproven", f"{len(rows)} suspicious rows, the worst of {np.max(ratio[rows]):.3g}")
+            return
+        for start in range(0, len(others), RECOMPUTED_ROWS):
+            if not self._settle_rows(tile, group, others[start : start + RECOMPUTED_ROWS]):
+                return
+
+    def _settle_rows(self, tile: Tile, group: Columns, rows: Array) -> bool:
+        judge, contraction = self.judge, self.contraction
+        found = exact_rows(contraction, tile, rows, self.scratch)
+        found.error[:, group.bad] = 0.0
+        judge.finding.settled += len(rows)
+        over = np.abs(found.error) / found.bound
+        over[found.error == 0] = 0.0
+        if not over.max(initial=0.0) <= 1:
+            at = np.unravel_index(np.argmax(np.where(np.isnan(over), np.inf, over)), over.shape)
+            judge.ratio(float(over[at]))
+            judge.found("wrong", f"row {rows[at[0]]}, column {at[1]}: {over[at]:.3g} times the largest honest error")
+            return False
+        if contraction.precision == np.float64:
+            judge.ratio(float(over.max(initial=0.0)))
+            return True
+        columns = sample_columns(group, contraction.depth(tile), 4 * SAMPLED_COLUMNS, self.rng)
+        spread = np.empty(len(rows))
+        for start in range(0, len(rows), ROWS):
+            part = slice(start, start + ROWS)
+            spread[part] = self._spread(tile, take_sample(contraction, tile, group, rows[part], columns))
+        size = np.sqrt(np.mean((found.error / group.scale) ** 2, axis=1)) / (SPREAD * spread)
+        judge.ratio(float(size.max()))
+        if not size.max() <= 1:
+            judge.found("unproven", f"the error of row {rows[np.argmax(size)]} is {SPREAD * size.max():.3g} times what "
+                        "changing the order of summation explains")
+            return False
+        return True

@@ -1,0 +1,273 @@
+"""First layer of the product check: random projection of column blocks, in float64.
+
+With ``x`` drawn afresh from the operating system's entropy after the result was committed, ``C x`` must equal
+``A (B x)`` up to what honest rounding explains. Every row of every column block gives one number for each projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from goblin_dask.verify.contraction import Columns, Contraction, Tile
+from goblin_dask.verify.operands import Array, Operand, OperandStatistics, Scratch
+from goblin_dask.verify.tolerances import ACCEPT, PROJECTIONS, PROLOGUE, gamma, largest, smallest_normal
+
+SMALLEST_SCALE = 2.0**-80
+"""Columns with smaller norms share this scale: below it, flushing to zero decides, not rounding."""
+
+SAFE = (1e-30, 1e30)
+"""Range in which sums of products of magnitudes may be taken in float32."""
+
+
+@dataclass
+class TileResiduals:
+    """What the projections of one tile say."""
+
+    residual: Array
+    """Largest over the projections, for each row and block, over its tolerance: at most 1 is accepted."""
+    unusable: Array
+    """Rows in which a left operand is not finite (or so large that sums may overflow)."""
+    overflow: bool
+    """Whether some order of summation might exceed the largest number."""
+    smallest: float
+    """Smallest single wrong entry that always shows, in the median row and block: see `docs/verification.md`."""
+
+
+def draw(shape: tuple[int, int], rng: np.random.Generator) -> Array:
+    """Random signs times uniform numbers in [1/2, 3/2].
+
+    Plain signs would miss every other pair of equal errors.
+    """
+    x = rng.random(shape)
+    x += 0.5
+    return np.where(rng.integers(0, 2, shape, np.int8), x, -x)
+
+
+def column_squares(operand: Operand, scratch: Scratch, statistics: OperandStatistics | None) -> Array:
+    """Sum of the squares of each column, nan or inf where a column is not finite."""
+    name = ("squares", operand.key) if operand.key is not None and statistics is not None else None
+    if name is not None and statistics is not None and (known := statistics.get(name)) is not None:
+        return known  # type: ignore[no-any-return]
+    total = np.zeros(operand.shape[1])
+    if operand.values.dtype == np.float32 and operand.shape[0]:
+        for rows, columns in operand:
+            block = operand.values[rows, columns]
+            total[columns] += np.einsum("ij,ij->j", block, block)
+    if operand.values.dtype != np.float32 or not np.all((total > 1e-20) & (total < 1e37)):
+        total[:] = 0
+        for rows, columns in operand:
+            block = operand.exact(rows, columns, scratch)
+            total[columns] += np.einsum("ij,ij->j", block, block)
+        lost = np.flatnonzero(~np.isfinite(total))
+        for j in lost:
+            if np.all(np.isfinite(operand.values[:, j])):
+                total[j] = largest(np.float64)
+    if name is not None and statistics is not None:
+        statistics.put(name, total)
+    return total
+
+
+def prepare(
+    group: Columns,
+    contraction: Contraction,
+    rng: np.random.Generator,
+    scratch: Scratch,
+    statistics: OperandStatistics | None,
+) -> None:
+    """Scale the columns of a group and draw its random numbers."""
+    total = np.zeros(group.width)
+    for j in dict.fromkeys(group.right):
+        total += column_squares(contraction.right[j], scratch, statistics)
+    group.bad = np.flatnonzero(~np.isfinite(total))
+    total[group.bad] = 1.0
+    total[total == 0] = 1.0
+    group.scale = np.maximum(np.exp2(np.round(np.log2(total) / 2)), SMALLEST_SCALE)
+    group.x = draw((group.width, PROJECTIONS), rng) / group.scale[:, None]
+    group.x[group.bad] = 0.0
+
+
+@dataclass
+class RightSide:
+    """Projections of one right operand, for one group."""
+
+    projected: Array
+    """``B x``: one row for each row of B; projections of block 0, then of block 1, …"""
+    weights: Array
+    """What the magnitudes of A are multiplied with to get the tolerance: block norms, or ``|B| |x|`` for float64."""
+    norms: Array
+    """Squares of the block norms (only with a prologue; else empty)."""
+    uncertain: Array
+    """Squares of the block norms of the operand's uncertainty (only with a prologue; else empty)."""
+
+
+def project_right(
+    j: int,
+    group: Columns,
+    contraction: Contraction,
+    chosen: Array,
+    exact: Array,
+    scratch: Scratch,
+    statistics: OperandStatistics | None,
+) -> RightSide:
+    """Read a right operand once: project it, and multiply the chosen rows of the left operands with it.
+
+    Parameters
+    ----------
+    chosen : float64 array, shape (rows, depth of the operand)
+        Rows of left operands.
+    exact : float64 array, shape (rows, columns)
+        Where the products of those rows are added.
+    """
+    operand, blocks = contraction.right[j], len(group.blocks)
+    depth, double = operand.shape[0], contraction.precision == np.float64
+    projected = np.zeros((depth, blocks * PROJECTIONS))
+    squares = np.zeros((depth, blocks))
+    name = ("norms", operand.key, *(contraction.right[i].key for i in group.right))
+    if statistics is None or None in name or group.bad.size:
+        known, name = None, ()
+    else:
+        known = statistics.get(name)
+    wants_norms = known is None and (not double or contraction.prologue)
+    majorant = np.zeros((depth, blocks * PROJECTIONS)) if double else None
+    uncertain = np.zeros((depth, blocks)) if contraction.prologue else np.empty(0)
+    inverse, size = 1.0 / group.scale, np.abs(group.x)
+    for rows, columns in operand:
+        block = operand.exact(rows, columns, scratch)
+        if group.bad.size:
+            block[:, group.bad[(group.bad >= columns.start) & (group.bad < columns.stop)] - columns.start] = 0.0
+        overlaps = group.overlaps(columns)
+        if len(chosen):
+            exact[:, columns] += chosen[:, rows] @ block
+        for number, there, here in overlaps:
+            at = slice(number * PROJECTIONS, (number + 1) * PROJECTIONS)
+            projected[rows, at] += block[:, here] @ group.x[there]
+        if majorant is not None:
+            np.abs(block, out=block)
+            for number, there, here in overlaps:
+                at = slice(number * PROJECTIONS, (number + 1) * PROJECTIONS)
+                majorant[rows, at] += block[:, here] @ size[there]
+        if wants_norms:
+            block *= inverse[columns]
+            for number, _, here in overlaps:
+                squares[rows, number] += np.einsum("ij,ij->i", block[:, here], block[:, here])
+        if operand.coarse is not None:
+            deviation = operand.deviation(rows, columns) * inverse[columns]
+            deviation[:, group.bad[(group.bad >= columns.start) & (group.bad < columns.stop)] - columns.start] = 0.0
+            for number, _, here in overlaps:
+                uncertain[rows, number] += np.einsum("ij,ij->i", deviation[:, here], deviation[:, here])
+    if known is not None:
+        squares = known
+    elif name and wants_norms and statistics is not None:
+        statistics.put(name, squares)
+    weights = majorant if majorant is not None else np.sqrt(squares)
+    return RightSide(projected, weights, squares if contraction.prologue else np.empty(0), uncertain)
+
+
+@dataclass
+class _Sums:
+    """Accumulated over the terms of one tile."""
+
+    projected: Array
+    weights: Array
+    magnitude: Array
+    uncertain: Array
+
+
+def project_left(
+    contraction: Contraction, groups: list[Columns], sides: dict[tuple[int, int], RightSide], scratch: Scratch
+) -> list[_Sums]:
+    """Read each left operand once, and multiply it with the projections of all right operands that it meets."""
+    group_of = {tile: g for g, group in enumerate(groups) for tile in group.tiles}
+    sums: list[_Sums] = []
+    for number, tile in enumerate(contraction.tiles):
+        side, m = sides[group_of[number], tile.terms[0][1]], tile.output.shape[0]
+        uncertain = np.zeros((m, side.norms.shape[1])) if contraction.prologue else np.empty(0)
+        sums.append(
+            _Sums(np.zeros((m, side.projected.shape[1])), np.zeros((m, side.weights.shape[1])), np.zeros(m), uncertain)
+        )
+    for i, operand in enumerate(contraction.left):
+        uses = [(t, sides[group_of[t], b]) for t, tile in enumerate(contraction.tiles) for a, b in tile.terms if a == i]
+        if not uses:
+            continue
+        projected = np.hstack([side.projected for _, side in uses])
+        weights = np.hstack([*(side.weights for _, side in uses), np.ones((operand.shape[1], 1))])
+        least = weights[weights > 0].min(initial=1.0)
+        fast = operand.values.dtype == np.float32 and least > SAFE[0] and weights.max(initial=0.0) < SAFE[1]
+        weights = weights.astype(np.float32) if fast else weights
+        z = np.zeros((operand.shape[0], projected.shape[1]))
+        w = np.zeros((operand.shape[0], weights.shape[1]))
+        for rows, columns in operand:
+            block = operand.exact(rows, columns, scratch)
+            z[rows] += block @ projected[columns]
+            size = operand.magnitudes(rows, columns, scratch) if fast else np.abs(block, out=block)
+            w[rows] += size @ weights[columns]
+            if contraction.prologue:
+                deviation = operand.deviation(rows, columns) ** 2
+                squares = operand.exact(rows, columns, scratch) ** 2
+                for t, side in uses:
+                    sums[t].uncertain[rows] += deviation @ side.norms[columns] + squares @ side.uncertain[columns]
+        p = q = 0
+        for t, side in uses:
+            sums[t].projected += z[:, p : (p := p + side.projected.shape[1])]
+            sums[t].weights += w[:, q : (q := q + side.weights.shape[1])]
+            sums[t].magnitude += w[:, -1]
+    return sums
+
+
+def project_output(tile: Tile, group: Columns, scratch: Scratch, with_norms: bool) -> tuple[Array, Array]:
+    """``C x``, and (where asked for) the scaled norms of each row's blocks."""
+    operand, blocks = Operand(tile.output), len(group.blocks)
+    projected = np.zeros((operand.shape[0], blocks * PROJECTIONS))
+    squares = np.zeros((operand.shape[0], blocks))
+    inverse = 1.0 / group.scale
+    for rows, columns in operand:
+        block = operand.exact(rows, columns, scratch)
+        if group.bad.size:
+            block[:, group.bad[(group.bad >= columns.start) & (group.bad < columns.stop)] - columns.start] = 0.0
+        overlaps = group.overlaps(columns)
+        for number, there, here in overlaps:
+            at = slice(number * PROJECTIONS, (number + 1) * PROJECTIONS)
+            projected[rows, at] += block[:, here] @ group.x[there]
+        if with_norms:
+            block *= inverse[columns]
+            for number, _, here in overlaps:
+                squares[rows, number] += np.einsum("ij,ij->i", block[:, here], block[:, here])
+    return projected, np.sqrt(squares)
+
+
+def residuals(
+    tile: Tile, group: Columns, contraction: Contraction, sums: _Sums, sides: list[RightSide], scratch: Scratch
+) -> TileResiduals:
+    """Compare the two sides of a tile's projections."""
+    depth, u, out = contraction.depth(tile), contraction.roundoff, contraction.output_roundoff(tile)
+    tiny, blocks = smallest_normal(contraction.precision), group.blocks
+    # Of the rounded output at most 2/sqrt(depth) of the sum's own tolerance: not worth a pass where that is little.
+    with_norms = depth < 1024 or out > u
+    projected, norms = project_output(tile, group, scratch, with_norms)
+    residual = np.abs(projected - sums.projected).reshape(len(projected), len(blocks), PROJECTIONS)
+    inverse = np.sqrt(np.array([np.sum(group.scale[b] ** -2.0) for b in blocks]))
+    floor = (depth * tiny + contraction.output_floor(tile)) * inverse + tiny * sums.magnitude[:, None] * inverse
+    uncertain = PROLOGUE * np.sqrt(sums.uncertain) if contraction.prologue else 0.0
+    if contraction.precision == np.float64:
+        floor = floor + tiny * sum(np.sum(side.weights, axis=0).max(initial=0.0) for side in sides)
+        bound = gamma(depth, u) + gamma(depth + group.width + 1, u)
+        limit = bound * sums.weights.reshape(residual.shape) + (floor + uncertain + 2 * out * norms)[:, :, None]
+        reach = sums.weights.reshape(residual.shape)[:, :, 0] * 2
+    else:
+        floor = floor + tiny * sum(np.sum(side.weights, axis=0) for side in sides)
+        tolerance = np.sqrt(depth) * u * sums.weights + 2 * out * norms + floor + uncertain
+        limit = ACCEPT * tolerance[:, :, None]
+        reach = sums.weights
+    most = np.array([group.scale[b].max(initial=0.0) for b in blocks])
+    usable = np.isfinite(sums.magnitude) & np.isfinite(sums.weights).all(axis=1)
+    top = min(largest(contraction.precision), largest(tile.output.dtype)) / 4
+    overflow = bool(np.any(reach[usable] * most >= top))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = residual / limit
+    # 0/0 is an exact agreement of zeros; every other NaN stays one, and is no acceptance.
+    ratio[(residual == 0) & (limit == 0)] = 0.0
+    median = [np.median(limit[usable][:, b]) * 2 * np.median(group.scale[s]) for b, s in enumerate(blocks)]
+    smallest = float(np.max(median)) if usable.any() and group.width else 0.0
+    return TileResiduals(np.max(ratio, axis=2), np.flatnonzero(~usable), overflow, smallest)

@@ -1,0 +1,212 @@
+"""Second layer of the product check: rows that are computed exactly, and what their errors look like.
+
+An honest row's error is about as large as what deliberate changes of the order of summation do to it. Hardware that
+rounds its operands (TF32, bfloat16) makes another error, which is predicted and looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from goblin_dask.verify.contraction import Columns, Contraction, Tile
+from goblin_dask.verify.operands import Array, Scratch
+from goblin_dask.verify.tolerances import PROLOGUE_WRONG, REGRESSION_R2, REGRESSION_SLOPE, gamma, smallest_normal
+
+SAMPLED_COLUMNS = 64
+"""Columns in which deliberate orders and low precision are tried."""
+
+SAMPLED_ELEMENTS = 1 << 21
+"""Elements of the operands that are kept for it, at most."""
+
+RUN = 128
+"""Terms of a sum that are formed at a time."""
+
+LANES = 8
+"""Partial sums of the strided order."""
+
+
+@dataclass
+class Sample:
+    """The operands of a tile, cut to some rows and columns; float32 as multiplied, float64 exactly."""
+
+    rows: Array
+    columns: Array
+    left: Array
+    right: Array
+    exact: Array
+    """Their product in float64."""
+    scale: Array
+    """Of the columns."""
+
+
+def sample_columns(group: Columns, depth: int, count: int, rng: np.random.Generator) -> Array:
+    """Random columns that are finite, fewer where the sums are long."""
+    usable = np.setdiff1d(np.arange(group.width), group.bad, assume_unique=True)
+    count = min(len(usable), count, max(16, SAMPLED_ELEMENTS // max(depth, 1)))
+    return np.sort(rng.choice(usable, count, replace=False)) if count else usable
+
+
+def take_sample(contraction: Contraction, tile: Tile, group: Columns, rows: Array, columns: Array) -> Sample:
+    """Cut a tile's operands to some rows and columns."""
+    whole = slice(None)
+    left = [contraction.left[i] for i, _ in tile.terms]
+    right = [contraction.right[j] for _, j in tile.terms]
+    exact = np.zeros((len(rows), len(columns)))
+    for a, b in zip(left, right, strict=True):
+        exact += a.take(rows, whole) @ b.take(whole, columns)
+    return Sample(
+        rows,
+        columns,
+        np.hstack([a.take(rows, whole, exact=False) for a in left]),
+        np.vstack([b.take(whole, columns, exact=False) for b in right]),
+        exact,
+        group.scale[columns],
+    )
+
+
+def _sequential(left: Array, right: Array, order: Array) -> Array:
+    """Sum the products one after the other, in float32."""
+    total = np.zeros((left.shape[0], right.shape[1]), np.float32)
+    for start in range(0, len(order), RUN):
+        run = order[start : start + RUN]
+        terms = left.T[run][:, :, None] * right[run][:, None, :]
+        terms[0] += total
+        total = np.add.reduce(terms, axis=0)
+    return total
+
+
+def _strided(left: Array, right: Array) -> Array:
+    """Sum every eighth product into a partial sum of its own, then the partial sums."""
+    depth = left.shape[1] // LANES * LANES
+    lanes = np.zeros((LANES, left.shape[0], right.shape[1]), np.float32)
+    for start in range(0, depth, RUN):
+        run = slice(start, min(start + RUN, depth))
+        terms = left.T[run][:, :, None] * right[run][:, None, :]
+        terms = terms.reshape(-1, *lanes.shape)
+        terms[0] += lanes
+        lanes = np.add.reduce(terms, axis=0)
+    rest = _sequential(left[:, depth:], right[depth:], np.arange(left.shape[1] - depth))
+    return np.add.reduce(lanes, axis=0) + rest
+
+
+def deliberate_spread(sample: Sample, dtype: Any, tiny: float, rng: np.random.Generator) -> Array:
+    """Largest root-mean-square error of four deliberate orders of summation, for each row, in scaled columns.
+
+    Never less than a quarter of the last rounding: where all orders are exact, so is every honest one.
+    """
+    natural = np.arange(sample.left.shape[1])
+    sums = (
+        _sequential(sample.left, sample.right, natural),
+        _sequential(sample.left, sample.right, natural[::-1]),
+        _strided(sample.left, sample.right),
+        _sequential(sample.left, sample.right, rng.permutation(natural)),
+    )
+    last = float(ml_dtypes.finfo(dtype).eps) / 8
+    worst = np.maximum(last * _rms(sample.exact / sample.scale), (len(natural) + 1) * tiny * _rms(1 / sample.scale))
+    for total in sums:
+        worst = np.maximum(worst, _rms((total.astype(dtype).astype(np.float64) - sample.exact) / sample.scale))
+    return worst
+
+
+def _rms(values: Array) -> Array:
+    if not values.shape[-1]:
+        return np.zeros(values.shape[:-1])
+    return np.sqrt(np.mean(np.square(values), axis=-1))
+
+
+def _bits(values: Array, add: int, mask: int) -> Array:
+    return ((values.view(np.uint32) + np.uint32(add)) & np.uint32(mask)).view(np.float32)
+
+
+def tf32(values: Array) -> Array:
+    """Rounded to ten bits of mantissa, as tensor cores do."""
+    return _bits(values, 0x1000, 0xFFFFE000)
+
+
+def tf32_truncated(values: Array) -> Array:
+    """Cut to ten bits of mantissa."""
+    return _bits(values, 0, 0xFFFFE000)
+
+
+def bfloat16(values: Array) -> Array:
+    """Rounded to bfloat16."""
+    return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+LOW_PRECISIONS: dict[str, Callable[[Array], Array]] = {
+    "TF32": tf32,
+    "truncated TF32": tf32_truncated,
+    "bfloat16": bfloat16,
+}
+"""How hardware may round operands without being asked to."""
+
+
+def low_precision(sample: Sample, error: Array) -> str | None:
+    """Name of the low precision that explains a tile's errors, if one does.
+
+    Parameters
+    ----------
+    error : float64 array
+        Of the handed-in result, in the sample's rows and columns.
+    """
+    e = error / sample.scale
+    power = float(np.sum(e * e))
+    if not power or not np.isfinite(power):
+        return None
+    for name, rounded in LOW_PRECISIONS.items():
+        left, right = rounded(np.ascontiguousarray(sample.left)), rounded(np.ascontiguousarray(sample.right))
+        predicted = (left.astype(np.float64) @ right.astype(np.float64) - sample.exact) / sample.scale
+        size, common = float(np.sum(predicted * predicted)), float(np.sum(e * predicted))
+        if size and abs(common / size - 1) < REGRESSION_SLOPE and common**2 > REGRESSION_R2 * size * power:
+            return name
+    return None
+
+
+@dataclass
+class ExactRows:
+    """Rows of a tile, computed exactly."""
+
+    error: Array
+    """Of the handed-in rows; float64."""
+    bound: Array
+    """No order of summation exceeds it, element by element."""
+
+
+def exact_rows(contraction: Contraction, tile: Tile, rows: Array, scratch: Scratch) -> ExactRows:
+    """Compute rows of a tile in float64, with the rigorous bound of their elements' errors."""
+    n, whole = tile.output.shape[1], slice(None)
+    value, size = np.zeros((len(rows), n)), np.zeros((len(rows), n))
+    uncertain = np.zeros((len(rows), n)) if contraction.prologue else None
+    magnitude = np.zeros(len(rows))
+    tiny = smallest_normal(contraction.precision)
+    for i, j in tile.terms:
+        a, b = contraction.left[i], contraction.right[j]
+        left = a.take(rows, whole)
+        left_size = np.abs(left)
+        magnitude += left_size.sum(axis=1)
+        deviation = a.deviation(rows, whole) if uncertain is not None else None
+        for ks, columns in b:
+            block = b.exact(ks, columns, scratch)
+            value[:, columns] += left[:, ks] @ block
+            np.abs(block, out=block)
+            size[:, columns] += left_size[:, ks] @ block
+            tiny_columns = tiny * block.sum(axis=0)
+            size_floor = tiny_columns[None, :]
+            if uncertain is not None and deviation is not None:
+                uncertain[:, columns] += deviation[:, ks] @ block + left_size[:, ks] @ b.deviation(ks, columns)
+            value_floor = size_floor / contraction.roundoff / max(contraction.depth(tile), 1)
+            size[:, columns] += value_floor
+    depth = contraction.depth(tile)
+    handed = tile.output[rows].astype(np.float64)
+    bound = gamma(depth + 1, contraction.roundoff) * size + 2 * contraction.output_roundoff(tile) * np.abs(handed)
+    bound += (depth + 1) * contraction.output_floor(tile) + tiny * magnitude[:, None]
+    if contraction.precision == np.float64:
+        bound *= 2  # the exact values are summed in float64 too
+    if uncertain is not None:
+        bound += PROLOGUE_WRONG * (uncertain + 4 * contraction.roundoff * size)
+    return ExactRows(handed - value, bound)
