@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from goblin_dask.digest import Digest
+from goblin_dask.digest import Digest, digest
+from goblin_dask.errors import ProgramError
+from goblin_dask.graphs.check import LIMITS, Limits, check
+from goblin_dask.graphs.operators.rules import Attribute
 from goblin_dask.messages import ArraySpec
-
-Attribute = None | bool | int | float | str | bytes | tuple["Attribute", ...]
 
 
 class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -18,14 +19,16 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
     operands: tuple[int, ...]
     """Values it reads; each is an input or comes from an earlier node."""
     attributes: tuple[tuple[str, Attribute], ...] = ()
-    """Sorted by name."""
+    """Sorted by name; those that equal their defaults are left out."""
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A typed DAG. Values are numbered: first the inputs, then each node's outputs, node by node.
 
-    One slot per input *occurrence* (``A @ A`` has two inputs), and nodes in the order of a depth-first traversal from
-    the outputs: so equal calculations have equal bytes, and `digest` is an address.
+    `goblin_dask.graphs.builder.Builder.finish` makes it canonical: equal calculations have equal bytes, so `digest` is
+    an address. Nodes stand in the order in which they are executed, inputs in the order in which they are first read
+    (outputs that are inputs count as read at the end), one slot for each input that was declared. ``A @ A`` has one
+    slot if its author declared one input, two if two.
     """
 
     inputs: tuple[ArraySpec, ...]
@@ -34,5 +37,32 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
     @property
     def digest(self) -> Digest:
-        """Address of the canonical encoding."""
-        raise NotImplementedError
+        """Address of the encoding. Computed at every call."""
+        return digest(encode(self))
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Program)
+
+
+def encode(program: Program) -> bytes:
+    """Bytes of a program: msgpack, the same on every machine."""
+    return _encoder.encode(program)
+
+
+def decode(data: bytes | memoryview, limits: Limits = LIMITS) -> Program:
+    """Read a program that came from anywhere, and check it.
+
+    Raises
+    ------
+    ProgramError
+        When `data` is no program, or one that `check` refuses.
+    """
+    if len(data) > limits.encoded:
+        raise ProgramError(f"a program of {len(data)} bytes; at most {limits.encoded} are accepted")
+    try:
+        program = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise ProgramError(f"bytes that are not a program: {error}") from error
+    check(program, limits)
+    return program

@@ -1,0 +1,34 @@
+"""The catalogue: every operator that a volunteer computes, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from goblin_dask.graphs.operators import elementwise
+from goblin_dask.graphs.operators.base import Kind, Operator
+
+CATALOGUE_VERSION = 1
+"""Raised with every change that makes an existing program mean something else, or that adds an operator."""
+
+CATALOGUE: Mapping[str, Operator] = MappingProxyType(
+    {operator.name: operator for module in (elementwise,) for operator in module.OPERATORS}
+)
+
+
+def of_kind(kind: Kind) -> frozenset[str]:
+    """Names of the operators of a kind."""
+    return frozenset(name for name, operator in CATALOGUE.items() if kind in operator.kinds)
+
+
+ELEMENTWISE = of_kind(Kind.ELEMENTWISE)
+REDUCTION = of_kind(Kind.REDUCTION)
+CUMULATIVE = of_kind(Kind.CUMULATIVE)
+MOVEMENT = of_kind(Kind.MOVEMENT)
+INDEXING = of_kind(Kind.INDEXING)
+CONTRACTION = of_kind(Kind.CONTRACTION)
+SORTING = of_kind(Kind.SORTING)
+LINALG = of_kind(Kind.LINALG)
+FFT = of_kind(Kind.FFT)
+RANDOM = of_kind(Kind.RANDOM)
+CREATION = of_kind(Kind.CREATION)

@@ -1,0 +1,191 @@
+"""What an operator is: one declaration that shape rule, price, kernel, documentation and tests are derived from."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from goblin_dask.errors import InputError, ProgramError
+from goblin_dask.graphs.operators.dtypes import DTYPES
+from goblin_dask.graphs.operators.rules import REQUIRED, Attribute, Rule, identical
+from goblin_dask.messages import ArraySpec
+
+Specs = tuple[ArraySpec, ...]
+Attributes = Mapping[str, Attribute]
+"""Complete: defaults are filled in."""
+Array = Any
+Kernel = Callable[[Any, tuple[Array, ...], Attributes], tuple[Array, ...]]
+"""Function of (array namespace, operands, attributes)."""
+Example = tuple[tuple[Array, ...], dict[str, Any]]
+"""Operands and attributes, as `Builder.add` takes them."""
+
+
+class Kind(enum.Enum):
+    """What passes ask of an operator; an operator may be of several kinds."""
+
+    ELEMENTWISE = "one output element from one element of each (broadcast) operand"
+    REDUCTION = "axes disappear"
+    CUMULATIVE = "running reductions"
+    MOVEMENT = "elements move, none is computed"
+    INDEXING = "elements are chosen by an operand of integers"
+    CONTRACTION = "sums of products"
+    SORTING = "order statistics"
+    LINALG = "decompositions and solvers"
+    FFT = "discrete Fourier transforms"
+    RANDOM = "counter-based random numbers; the key is an operand"
+    CREATION = "no array operand"
+
+
+def _elements(specs: Specs, outputs: Specs, attributes: Attributes) -> float:
+    return float(sum(math.prod(spec.shape) for spec in outputs))
+
+
+def _nothing(specs: Specs, outputs: Specs, attributes: Attributes) -> int:
+    return 0
+
+
+def _fresh(specs: Specs, attributes: Attributes) -> bool:
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One row of the catalogue."""
+
+    name: str
+    """The array API standard's where that has one, NumPy's or ATen's else."""
+    summary: str
+    """One line for the generated table."""
+    kinds: frozenset[Kind]
+    infer: Callable[[Specs, Attributes], Specs]
+    """Shapes and dtypes of the outputs; raises `InputError`, `TypeError` or `ValueError` where there are none."""
+    kernel: Kernel
+    examples: Callable[[], Iterator[Example]]
+    """Operands and attributes for property tests, the awkward ones too."""
+    arity: int | None = 1
+    """Number of operands; None: any number from `least`."""
+    least: int = 0
+    outputs: int | None = 1
+    """Number of outputs; None: as many as `infer` says."""
+    attributes: Mapping[str, Rule] = field(default_factory=dict)
+    flops: Callable[[Specs, Specs, Attributes], float] = _elements
+    """Of operands' specs, outputs' specs, attributes. One per element moved or computed where nothing else is known."""
+    workspace: Callable[[Specs, Specs, Attributes], int] = _nothing
+    """Bytes that the kernel allocates besides its outputs, at its peak."""
+    view: Callable[[Specs, Attributes], bool] = _fresh
+    """Whether output 0 may share operand 0's memory. Every other output is fresh."""
+    keeps_order: bool = False
+    """A view of a C-contiguous operand is C-contiguous; an operand that is not is copied by a view."""
+    contiguous: bool = False
+    """Fresh outputs are C-contiguous whatever the operands are; else only where every operand is."""
+    inplace: Callable[[Any, tuple[Array, ...], Attributes, int], tuple[Array, ...]] | None = None
+    """The kernel, allowed to overwrite operand number `slot`, which has the output's shape and dtype."""
+    reusable: tuple[int, ...] | None = None
+    """Operands that `inplace` can overwrite; None: any."""
+    check: str = "recompute"
+    """Name of the rule by which its results are verified."""
+    defaults: Mapping[str, Attribute] = field(init=False)
+    cached: bool = field(init=False)
+    """Whether equal attributes are interchangeable (0.0 and -0.0 are not) and small, so that inference may be cached."""
+
+    def __post_init__(self) -> None:
+        rules = self.attributes
+        defaults = {name: rule.default for name, rule in rules.items() if rule.default is not REQUIRED}
+        object.__setattr__(self, "defaults", defaults)
+        object.__setattr__(self, "cached", all(rule.exact for rule in rules.values()))
+
+    def complete(self, attributes: tuple[tuple[str, Attribute], ...]) -> dict[str, Attribute]:
+        """Attributes with defaults filled in."""
+        return {**self.defaults, **dict(attributes)}
+
+    def canonical(self, specs: Specs, attributes: Mapping[str, Any]) -> tuple[tuple[str, Attribute], ...]:
+        """Attributes as a `Node` holds them: converted, sorted by name, without those that equal their defaults.
+
+        Raises
+        ------
+        ProgramError
+            For an attribute that is unknown, missing or that its rule refuses.
+        """
+        rules = self.attributes
+        given = {}
+        for name, value in attributes.items():
+            rule = rules.get(name)
+            if rule is None:
+                known = ", ".join(rules) or "none"
+                raise ProgramError(f"{self.name} has no attribute {name!r}; it has: {known}")
+            try:
+                given[name] = rule.convert(value, specs)
+            except (InputError, TypeError, ValueError, OverflowError, IndexError) as error:
+                raise ProgramError(f"{self.name}: attribute {name}={shorten(value)}: {error}") from error
+        for name in rules:
+            if name in given:
+                if name in self.defaults and identical(given[name], self.defaults[name]):
+                    del given[name]
+            elif name not in self.defaults:
+                raise ProgramError(f"{self.name} needs the attribute {name!r}")
+        return tuple(sorted(given.items()))
+
+    def outputs_of(self, specs: Specs, attributes: tuple[tuple[str, Attribute], ...]) -> Specs:
+        """Specs of the outputs, for canonical attributes.
+
+        Raises
+        ------
+        InputError
+            With the operands' shapes and dtypes, where the operator does not take them.
+        """
+        if self.arity is not None and len(specs) != self.arity:
+            raise ProgramError(f"{self.name} takes {self.arity} operands, got {len(specs)}")
+        if len(specs) < self.least:
+            raise ProgramError(f"{self.name} takes at least {self.least} operands, got {len(specs)}")
+        try:
+            return self.infer(specs, self.complete(attributes))
+        except (InputError, TypeError, ValueError, OverflowError, IndexError) as error:
+            raise InputError(f"{self.name} of {describe(specs)}: {error}") from error
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """`repr`, cut."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def describe(specs: Specs) -> str:
+    """``float32 (3, 4) and float32 (5, 6)``."""
+    named = [f"{spec.dtype} {spec.shape}" for spec in specs[:4]]
+    if len(specs) > 4:
+        named.append(f"{len(specs) - 4} more")
+    return " and ".join(named) or "nothing"
+
+
+def nbytes(spec: ArraySpec) -> int:
+    """Bytes of an array's elements."""
+    return math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
+
+
+def like(spec: ArraySpec, shape: tuple[int, ...]) -> Specs:
+    """One output of `spec`'s dtype."""
+    return (ArraySpec(shape, spec.dtype),)
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """NumPy's rule, without its limit of 64 operands and without an array."""
+    first = shapes[0] if shapes else ()
+    if all(shape == first for shape in shapes):
+        return first
+    result = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for i, size in enumerate(shape, len(result) - len(shape)):
+            if size != 1:
+                if result[i] not in (1, size):
+                    raise InputError(f"the shapes {' and '.join(map(str, shapes[:6]))} do not broadcast together")
+                result[i] = size
+    return tuple(result)
+
+
+def check_count(name: str, got: int, wanted: int) -> None:
+    """Refuse a tuple attribute of the wrong length."""
+    if got != wanted:
+        raise InputError(f"{name} has {got} entries, expected {wanted}")

@@ -1,0 +1,193 @@
+"""`Schedule`: when inputs are loaded, values released and memory reused; what `execute` does and `cost.peak` prices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from goblin_dask.graphs.check import specs as specs_of
+from goblin_dask.graphs.operators import CATALOGUE
+from goblin_dask.graphs.operators.base import Attributes, Operator, Specs, nbytes
+from goblin_dask.messages import ArraySpec
+
+if TYPE_CHECKING:
+    from goblin_dask.graphs.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node, with all that is known of it before it runs."""
+
+    operator: Operator
+    operands: tuple[int, ...]
+    attributes: Attributes
+    outputs: tuple[int, ...]
+    specs: Specs
+    """Of the outputs."""
+    loads: tuple[int, ...]
+    """Inputs that are first read here, ascending."""
+    releases: tuple[int, ...]
+    """Values that nobody reads afterwards."""
+    reuse: int
+    """Number of the operand whose memory becomes the output's, or -1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A program, ready to run."""
+
+    specs: Specs
+    """Of all values."""
+    steps: tuple[Step, ...]
+    loads: tuple[int, ...]
+    """Inputs that are outputs and nothing else, loaded at the end."""
+    peak: int
+    """Upper bound of the bytes that are allocated at a time: inputs loaded at first use and the next one ahead of it,
+    values until their last use, kernels' workspaces."""
+
+
+@lru_cache(maxsize=128)
+def schedule(program: Program) -> Schedule:
+    """The schedule of a program that was checked."""
+    return plan(program, specs_of(program))
+
+
+class _Memory:
+    """Which values share which buffer, and what is allocated."""
+
+    def __init__(self, values: int):
+        self.buffer = [-1] * values
+        self.contiguous = [False] * values
+        self.size: list[int] = []
+        self.users: list[int] = []
+        """Of each buffer: values in it, and buffers that keep it."""
+        self.fresh: list[bool] = []
+        self.keeps: list[int] = []
+        """Of each buffer: another that lives as long, or -1."""
+        self.live = 0
+
+    def allocate(self, value: int, size: int, contiguous: bool, fresh: bool = True, keeps: int = -1) -> None:
+        self.buffer[value] = len(self.size)
+        self.contiguous[value] = contiguous
+        self.size.append(size)
+        self.users.append(1)
+        self.fresh.append(fresh)
+        self.keeps.append(keeps)
+        self.live += size
+        if keeps >= 0:
+            self.users[keeps] += 1
+
+    def share(self, value: int, base: int, contiguous: bool) -> None:
+        buffer = self.buffer[value] = self.buffer[base]
+        self.contiguous[value] = contiguous
+        self.users[buffer] += 1
+
+    def release(self, value: int) -> None:
+        buffer = self.buffer[value]
+        while buffer >= 0:
+            self.users[buffer] -= 1
+            if self.users[buffer]:
+                return
+            self.live -= self.size[buffer]
+            buffer = self.keeps[buffer]
+
+
+def plan(program: Program, specs: Sequence[ArraySpec]) -> Schedule:
+    """`schedule`, when the specs of the values are known."""
+    last = _last_uses(program, len(specs))
+    memory = _Memory(len(specs))
+    inputs = len(program.inputs)
+    steps: list[Step] = []
+    loaded, peak, value = 0, 0, inputs
+    for index, node in enumerate(program.nodes):
+        operator = CATALOGUE[node.operator]
+        attributes = operator.complete(node.attributes)
+        operands = node.operands
+        read = tuple([specs[operand] for operand in operands])
+        fresh_loads = sorted({o for o in operands if o < inputs and memory.buffer[o] < 0})
+        for slot in fresh_loads:
+            memory.allocate(slot, nbytes(specs[slot]), True, fresh=False)
+            loaded = max(loaded, slot + 1)
+        ahead = nbytes(specs[loaded]) if loaded < inputs else 0
+        count = operator.outputs if operator.outputs is not None else len(operator.infer(read, attributes))
+        outputs = tuple(range(value, value + count))
+        results = tuple([specs[output] for output in outputs])
+        reuse = _reuse(operator, operands, read, results, memory, last, index)
+        _results(operator, operands, read, attributes, outputs, results, memory, reuse)
+        peak = max(peak, memory.live + ahead + operator.workspace(read, results, attributes))
+        releases = tuple(sorted({v for v in (*operands, *outputs) if last[v] <= index}))
+        for released in releases:
+            memory.release(released)
+        steps.append(Step(operator, operands, attributes, outputs, results, tuple(fresh_loads), releases, reuse))
+        value += count
+    late = tuple(sorted({o for o in program.outputs if o < inputs and memory.buffer[o] < 0}))
+    for slot in late:
+        memory.allocate(slot, nbytes(specs[slot]), True, fresh=False)
+    copies = sum(nbytes(specs[o]) for o in set(program.outputs) if not memory.contiguous[o])
+    return Schedule(tuple(specs), tuple(steps), late, max(peak, memory.live + copies))
+
+
+def _last_uses(program: Program, values: int) -> list[int]:
+    """For each value the last node that reads it; -1: none; past the end: it is an output."""
+    last = [-1] * values
+    for index, node in enumerate(program.nodes):
+        for operand in node.operands:
+            last[operand] = index
+    for output in program.outputs:
+        last[output] = len(program.nodes)
+    return last
+
+
+def _reuse(
+    operator: Operator,
+    operands: tuple[int, ...],
+    read: Specs,
+    results: Specs,
+    memory: _Memory,
+    last: list[int],
+    index: int,
+) -> int:
+    """An operand that dies here, alone in a buffer that this program allocated, like the output in shape and dtype."""
+    if operator.inplace is None:
+        return -1
+    for slot in operator.reusable if operator.reusable is not None else range(len(operands)):
+        operand = operands[slot]
+        buffer = memory.buffer[operand]
+        if (
+            read[slot] == results[0]
+            and last[operand] == index
+            and memory.fresh[buffer]
+            and memory.users[buffer] == 1
+            and memory.contiguous[operand]
+            and (operator.reusable is None or operands.count(operand) == 1)
+        ):
+            return slot
+    return -1
+
+
+def _results(
+    operator: Operator,
+    operands: tuple[int, ...],
+    read: Specs,
+    attributes: Attributes,
+    outputs: tuple[int, ...],
+    results: Specs,
+    memory: _Memory,
+    reuse: int,
+) -> None:
+    """Account for the outputs of a node."""
+    ordered = all(memory.contiguous[operand] for operand in operands)
+    for number, (output, spec) in enumerate(zip(outputs, results, strict=True)):
+        if number == 0 and reuse >= 0:
+            memory.share(output, operands[reuse], True)
+        elif number == 0 and operands and operator.view(read, attributes):
+            base = operands[0]
+            if operator.keeps_order and not memory.contiguous[base]:
+                # Whether a reshape of it is a view or a copy depends on its strides: both are paid for.
+                memory.allocate(output, nbytes(spec), False, fresh=False, keeps=memory.buffer[base])
+            else:
+                memory.share(output, base, operator.keeps_order)
+        else:
+            memory.allocate(output, nbytes(spec), operator.contiguous or ordered)
