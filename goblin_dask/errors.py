@@ -8,6 +8,7 @@
     ├── NotTraceable                     a function that cannot be recorded; its task runs in the laboratory
     ├── StoreError
     │   ├── BlobMissing (KeyError)       no such blob in this store
+    │   ├── StoreFull                    no room is left for a blob; says how much is used and how much is needed
     │   └── DigestMismatch               bytes that are not what their address says
     ├── WireError                        a peer broke the protocol: its connection is closed
     │   └── Refused                      the other side will not talk to us, and says why
@@ -50,6 +51,10 @@ class BlobMissing(StoreError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class StoreFull(StoreError):
+    """No room is left, on the disk or under the cap that the owner set."""
 
 
 class DigestMismatch(StoreError):

@@ -1,1 +1,1 @@
-"""Blobs, named arrays and the ledger, on any Zarr v3 store (layer 1)."""
+"""The laboratory's data: blobs by content address, named Zarr arrays, the ledger, and grants to move blobs."""

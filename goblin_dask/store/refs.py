@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from goblin_dask.messages import ArraySpec, BlobRef
@@ -14,6 +15,12 @@ class FileRange:
     path: str
     offset: int
     nbytes: int
+    stamp: tuple[int, int, int] = (0, 0, 0)
+    """Inode, size and time of change (ns) of the file when it was hashed: whoever opens it compares (`same_file`)."""
+
+    def same_file(self, status: os.stat_result) -> bool:
+        """Whether `status` is that of the very file that was hashed."""
+        return (status.st_ino, status.st_size, status.st_mtime_ns) == self.stamp
 
 
 @dataclass(frozen=True, slots=True)

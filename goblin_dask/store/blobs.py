@@ -1,0 +1,405 @@
+"""`BlobStore`: bytes by the digest of those bytes, counted, capped, and quarantined until they were verified."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from zarr.abc.store import Store
+from zarr.storage import LocalStore
+
+from goblin_dask.digest import Digest, digest
+from goblin_dask.errors import BlobMissing, DigestMismatch, StoreError, StoreFull
+from goblin_dask.store.descriptors import map_file, write_all
+from goblin_dask.store.shelf import FileShelf, Shelf, ZarrShelf
+
+
+@contextmanager
+def _room(where: str) -> Iterator[None]:
+    """Translate the file system's ways to say that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreFull(f"{where} is full ({error.strerror}): free some space there or move the store") from error
+        raise
+
+
+class Upload:
+    """A blob that is being received: hashed as it grows, bounded, nothing until it is finished."""
+
+    def __init__(self, folder: Path, limit: int):
+        self.limit = limit
+        self.nbytes = 0
+        self._hash = blake3()
+        self.path = folder / uuid.uuid4().hex
+        with _room(str(folder)):
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def write(self, data: Any) -> None:
+        """Take the next bytes.
+
+        Raises
+        ------
+        StoreError
+            When there are more than `limit` of them.
+        StoreFull
+            When the disk is full.
+        """
+        view = memoryview(data).cast("B")
+        if self.nbytes + view.nbytes > self.limit:
+            raise StoreError(f"an upload of more than the {self.limit} bytes that were expected")
+        with _room(str(self.path.parent)):
+            write_all(self._fd, view)
+        self._hash.update(view)
+        self.nbytes += view.nbytes
+
+    @property
+    def open(self) -> bool:
+        """Whether it still grows."""
+        return self._fd >= 0
+
+    def finish(self) -> Digest:
+        """Close the file; the digest of all that was written."""
+        self.close()
+        return str(self._hash.hexdigest())
+
+    def close(self) -> None:
+        """Close the file and keep it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def abort(self) -> None:
+        """Remove what was received."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class _Quarantined:
+    """Whole, with the right digest, but not verified: nobody but a validator reads it."""
+
+    nbytes: int
+    path: Path | None = None
+    fd: int = -1
+    """Sealed memory file, where the blob came as one."""
+    owners: set[str] = field(default_factory=set)
+
+
+class BlobStore:
+    """Content-addressed blobs on a Zarr store. Thread-safe; owned by one process.
+
+    A blob lives while somebody retains it, and for `grace` seconds more. Blobs of earlier runs, which nobody has
+    retained yet, are kept too (resuming needs them), until the room is needed.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store, path or str
+        Where blobs lie; a path means a directory of this machine.
+    cap : int, optional
+        Bytes that blobs and uploads may take; by default what the medium has.
+    grace : float
+        Seconds that a blob outlives its last reference.
+    memory : int
+        Bytes of uploads that may wait for their verdict in memory files; more are written to disk at once.
+    clock : callable
+        Seconds, for `grace`.
+    """
+
+    def __init__(
+        self,
+        store: Store | Path | str,
+        *,
+        cap: int | None = None,
+        grace: float = 60.0,
+        memory: int = 1 << 30,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if isinstance(store, LocalStore):
+            store = store.root
+        self._shelf: Shelf = ZarrShelf(store) if isinstance(store, Store) else FileShelf(Path(store))
+        self.path = None if isinstance(store, Store) else Path(store)
+        self.cap, self.grace, self.memory = cap, grace, memory
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._sizes: OrderedDict[Digest, int] = OrderedDict(self._shelf.listing())
+        self._used = sum(self._sizes.values())
+        self._references: Counter[Digest] = Counter()
+        self._doomed: dict[Digest, float] = {}
+        self._quarantine: dict[Digest, _Quarantined] = {}
+        self._in_memory = 0
+        self._receiving: weakref.WeakSet[Upload] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<BlobStore {self.path or self._shelf}: {len(self._sizes)} blobs, {self._used / 1e9:.2f} GB>"
+
+    # --- verified blobs --------------------------------------------------------------------------------------
+    def put(self, data: Any) -> Digest:
+        """Store the bytes of a buffer, or of an iterable of buffers; storing them again does nothing.
+
+        Raises
+        ------
+        StoreFull
+            When the disk or the cap leaves no room.
+        """
+        chunks: Iterable[Any] = data
+        limit = 1 << 62
+        if not isinstance(data, Iterator):
+            name = digest(data)
+            if self.has(name):
+                self._touch(name)
+                return name
+            limit = memoryview(data).nbytes
+            chunks = (data,)
+            self._make_room(limit)
+        upload = Upload(self._shelf.staging, limit)
+        try:
+            for chunk in chunks:
+                upload.write(chunk)
+            name = upload.finish()
+            if limit == 1 << 62:
+                self._make_room(upload.nbytes, staged=True)
+            self._place(name, upload.path, upload.nbytes)
+        except BaseException:
+            upload.abort()
+            raise
+        return name
+
+    def _place(self, name: Digest, staged: Path, nbytes: int) -> None:
+        with self._lock:
+            if self.has(name):
+                staged.unlink(missing_ok=True)
+            else:
+                with _room(str(self.path or self._shelf)):
+                    self._shelf.place(name, staged)
+                self._sizes[name] = nbytes
+                self._used += nbytes
+            self._touch(name)
+
+    def _touch(self, name: Digest) -> None:
+        with self._lock:
+            self._sizes.move_to_end(name)
+            if name in self._doomed:  # wanted again: its grace starts anew
+                self._doomed[name] = self._clock() + self.grace
+
+    def has(self, name: Digest) -> bool:
+        """Whether a verified blob is here."""
+        with self._lock:
+            if name not in self._sizes:
+                return False
+            if self._shelf.holds(name):
+                return True
+            self._used -= self._sizes.pop(name)  # removed by somebody else, or spoilt by a power cut
+            return False
+
+    def size(self, name: Digest) -> int:
+        """Bytes of a blob, quarantined ones included."""
+        with self._lock:
+            if name in self._quarantine:
+                return self._quarantine[name].nbytes
+            if name in self._sizes:
+                return self._sizes[name]
+        raise BlobMissing(f"blob {name} is not in the store")
+
+    def open(self, name: Digest) -> int:
+        """New read-only descriptor of a verified blob; the caller closes it."""
+        if not self.has(name):
+            raise BlobMissing(f"blob {name} is not in the store")
+        return self._shelf.open(name)
+
+    def get(self, name: Digest) -> memoryview:
+        """The bytes of a verified blob, mapped where the store is of files."""
+        fd = self.open(name)
+        try:
+            return map_file(fd, 0, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+    # --- references ------------------------------------------------------------------------------------------
+    def retain(self, name: Digest) -> None:
+        """One more holder of this blob."""
+        with self._lock:
+            self._references[name] += 1
+            self._doomed.pop(name, None)
+
+    def release(self, name: Digest) -> None:
+        """One holder less; after the last and the grace `collect` deletes it."""
+        with self._lock:
+            if self._references[name] <= 0:
+                raise StoreError(f"blob {name} was released more often than retained")
+            self._references[name] -= 1
+            if not self._references[name]:
+                del self._references[name]
+                self._doomed[name] = self._clock() + self.grace
+
+    def collect(self) -> list[Digest]:
+        """Delete blobs whose grace is over; their digests."""
+        with self._lock:
+            over = [name for name, when in self._doomed.items() if when <= self._clock()]
+            for name in over:
+                self._remove(name)
+            return over
+
+    def _remove(self, name: Digest) -> None:
+        self._doomed.pop(name, None)
+        if name in self._sizes:
+            self._used -= self._sizes.pop(name)
+            self._shelf.remove(name)
+
+    def _make_room(self, nbytes: int, *, staged: bool = False) -> None:
+        """Make sure that `nbytes` more fit, deleting what nobody retains, oldest first, if need be."""
+        with self._lock:
+            if self.cap is not None:
+                idle = (name for name in list(self._sizes) if name not in self._references)
+                waiting = sum(q.nbytes for q in self._quarantine.values() if q.path)
+                waiting += sum(upload.limit for upload in self._receiving if upload.open)
+                while self._used + waiting + nbytes > self.cap:
+                    victim = next(idle, None)
+                    if victim is None:
+                        raise StoreFull(
+                            f"the blob store may take {self.cap / 1e9:.2f} GB, {(self._used + waiting) / 1e9:.2f} GB "
+                            f"are in use and {nbytes / 1e9:.2f} GB more are needed: raise its cap or finish jobs first"
+                        )
+                    self._remove(victim)
+            free = self._shelf.free()
+            if not staged and free is not None and free < nbytes:
+                raise StoreFull(
+                    f"the disk of {self.path} has {free / 1e9:.2f} GB left and {nbytes / 1e9:.2f} GB are needed: "
+                    "free some space there or move the store"
+                )
+
+    # --- uploads ---------------------------------------------------------------------------------------------
+    def upload(self, nbytes: int) -> Upload:
+        """Begin to receive a blob of at most `nbytes`; hand it to `quarantine` or `Upload.abort` it."""
+        with self._lock:
+            self._make_room(nbytes)
+            upload = Upload(self._shelf.staging, nbytes)
+            self._receiving.add(upload)
+        return upload
+
+    def quarantine(self, name: Digest, owner: str, source: Upload | int) -> None:
+        """Keep a received blob until it is promoted or dropped.
+
+        Parameters
+        ----------
+        name : str
+            Digest under which it was announced.
+        owner : str
+            The attempt that it belongs to; the same blob may belong to several.
+        source : Upload or int
+            A whole upload, or the descriptor of a sealed memory file, which is duplicated.
+
+        Raises
+        ------
+        DigestMismatch
+            When the bytes have another digest; nothing is kept of them.
+        """
+        if isinstance(source, Upload):
+            found, nbytes = source.finish(), source.nbytes
+        else:
+            nbytes = os.fstat(source).st_size
+            found = digest(map_file(source, 0, nbytes))
+        if found != name:
+            if isinstance(source, Upload):
+                source.abort()
+            raise DigestMismatch(f"a blob announced as {name} has the digest {found}: it was damaged or changed")
+        with self._lock:
+            entry = self._quarantine.get(name)
+            if entry is None:
+                entry = _Quarantined(nbytes)
+                if isinstance(source, Upload):
+                    entry.path = source.path
+                elif self._in_memory + nbytes <= self.memory:
+                    entry.fd = os.dup(source)
+                    self._in_memory += nbytes
+                else:
+                    entry.path = self._copy_out(source, nbytes)
+                self._quarantine[name] = entry
+            elif isinstance(source, Upload):
+                source.abort()
+            entry.owners.add(owner)
+
+    def _copy_out(self, fd: int, nbytes: int) -> Path:
+        """Staged file with the bytes of a memory file, copied by the kernel."""
+        self._make_room(nbytes)
+        path = self._shelf.staging / uuid.uuid4().hex
+        try:
+            with _room(str(self._shelf.staging)), path.open("xb", buffering=0) as file:
+                done = 0
+                while done < nbytes:
+                    done += os.sendfile(file.fileno(), fd, done, nbytes - done)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    def quarantined(self, name: Digest) -> frozenset[str]:
+        """The attempts whose unverified upload this blob is."""
+        with self._lock:
+            entry = self._quarantine.get(name)
+            return frozenset(entry.owners) if entry else frozenset()
+
+    def open_quarantined(self, name: Digest) -> int:
+        """New descriptor of an unverified blob, for a validator; it cannot change."""
+        with self._lock:
+            entry = self._quarantine.get(name)
+            if entry is None:
+                raise BlobMissing(f"no upload {name} waits for a verdict")
+            if entry.path is None:
+                return os.dup(entry.fd)
+            return os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def promote(self, name: Digest) -> None:
+        """The blob was verified: it is an ordinary one from now on. Doing it again does nothing."""
+        with self._lock:
+            entry = self._quarantine.get(name)
+            if entry is None:
+                if self.has(name):
+                    return
+                raise BlobMissing(f"no upload {name} waits for a verdict")
+            if not self.has(name):
+                path = entry.path or self._copy_out(entry.fd, entry.nbytes)
+                self._place(name, path, entry.nbytes)
+                entry.path = None
+            self._discard(name, entry)
+
+    def drop(self, name: Digest, owner: str) -> None:
+        """This attempt's upload is not wanted; it goes when no other attempt has the same."""
+        with self._lock:
+            entry = self._quarantine.get(name)
+            if entry is not None:
+                entry.owners.discard(owner)
+                if not entry.owners:
+                    self._discard(name, entry)
+
+    def _discard(self, name: Digest, entry: _Quarantined) -> None:
+        del self._quarantine[name]
+        if entry.path is not None:
+            entry.path.unlink(missing_ok=True)
+        if entry.fd >= 0:
+            os.close(entry.fd)
+            self._in_memory -= entry.nbytes
+
+    @property
+    def used(self) -> int:
+        """Bytes of verified blobs."""
+        return self._used
+
+    def close(self) -> None:
+        """Drop what is unverified and let go of the store."""
+        with self._lock:
+            for name, entry in list(self._quarantine.items()):
+                self._discard(name, entry)
+            self._shelf.close()
