@@ -28,14 +28,14 @@ def matmul(a: Any, b: Any, *, offer: GridOffer | None = None) -> da.Array:
     """Matrix product of `a` and `b`, with NumPy's result in every dtype and however it is cut.
 
     Dask's own ``@`` gives each block of a product along k to a task of its own; here a task makes one block of the
-    result, panel by panel, and neighbouring blocks are made by one volunteer. Integers wrap and booleans stay booleans as
-    in `numpy.matmul`.
+    result, panel by panel, and neighbouring blocks are made by one volunteer. Integers wrap and booleans stay booleans
+    as in `numpy.matmul`.
 
     Parameters
     ----------
     a, b : zarr.Array, numpy.ndarray or dask.array.Array
-        Of one dimension or more, broadcast as `numpy.matmul` does. Dask arrays keep their chunks along the first and the
-        last axis.
+        Of one dimension or more, broadcast as `numpy.matmul` does. Dask arrays keep their chunks along the first and
+        the last axis.
     offer : GridOffer, optional
         What the grid offers, ``lab.offer``; decides the blocks of arrays that are not dask arrays.
 

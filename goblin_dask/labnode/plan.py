@@ -11,17 +11,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from goblin_dask.graphs.capture.pytree import Leaf
 from goblin_dask.graphs.program import Program
 from goblin_dask.messages import ArraySpec
 
 Key = Hashable
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """Placeholder of an array in a tree: number `index` of the task's arrays."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +43,8 @@ class GridTask:
     outputs: tuple[Output, ...]
     origins: int = 1
     """Tasks of the researcher's graph that it stands for."""
+    offload: bool = True
+    """Whether volunteers compute it; else the laboratory runs the same program."""
 
 
 @dataclass(slots=True)
@@ -101,3 +97,5 @@ class Plan:
 
 
 Spec = ArraySpec
+
+__all__ = ["DynamicTask", "GridTask", "Key", "LabTask", "Leaf", "Operand", "Output", "Plan", "Region", "Spec"]

@@ -1,8 +1,8 @@
 """How a matrix product is cut: pure arithmetic on shapes and on what the volunteers offer.
 
 A product of side-``s`` super-tiles moves ``2·m·k·n/s`` elements of operands; a volunteer whose memory holds ``M``
-elements can use ``s`` up to about ``√M`` (Hong and Kung, *I/O complexity: the red-blue pebble game*, 1981; Irony, Toledo
-and Tiskin, 2004). So tiles are as large as memory allows, and as small as it takes to keep everybody busy.
+elements can use ``s`` up to about ``√M`` (Hong and Kung, *I/O complexity: the red-blue pebble game*, 1981; Irony,
+Toledo and Tiskin, 2004). So tiles are as large as memory allows, and as small as it takes to keep everybody busy.
 """
 
 from __future__ import annotations

@@ -1,0 +1,277 @@
+"""Rewriting of programs: composing them, and bringing sums of products into the form that runs in place and is checked.
+
+What a chunked product becomes after its tasks were put together is full of axes of length one that come and go:
+partial products are expanded, added (or concatenated and summed) and squeezed. Here such movement is carried past
+additions and cancelled, and ``x + a @ b`` becomes `addmm`, which needs no second buffer. Integers and booleans stay
+exact; floating sums keep their terms and may change their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from goblin_dask.graphs.builder import Builder
+from goblin_dask.graphs.operators.rules import Attribute
+from goblin_dask.graphs.program import Node, Program
+from goblin_dask.graphs.schedule import schedule
+from goblin_dask.messages import ArraySpec
+
+_RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
+_SUMMED_AS_IS = frozenset({"float32", "float64", "complex64", "complex128", "int64", "uint64"})
+"""Dtypes whose sum is a chain of additions of the same dtype; NumPy sums float16 in float32."""
+
+
+class Rewriter(Builder):
+    """A builder that simplifies what is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[str, tuple[int, ...], dict[str, Attribute]]] = {}
+        """Operator, operands and attributes of each value that is the only output of a node."""
+
+    def inline(self, program: Program, operands: Sequence[int]) -> tuple[int, ...]:
+        """Apply a whole program to values; the numbers of its outputs."""
+        values = list(operands)
+        for node in program.nodes:
+            values.extend(self.apply(node.operator, tuple(values[o] for o in node.operands), node.attributes))
+        return tuple(values[output] for output in program.outputs)
+
+    def apply(
+        self, operator: str, operands: tuple[int, ...], attributes: tuple[tuple[str, Attribute], ...]
+    ) -> tuple[int, ...]:
+        """Add a node, or something equal and simpler."""
+        given = dict(attributes)
+        if operator in _RESHAPES:
+            results = self.add(operator, operands, **given)
+            return (self._reshaped(operands[0], self.spec(results[0]).shape),)
+        if operator == "add":
+            return (self._added(*operands),)
+        if operator == "sum":
+            simpler = self._summed(operands[0], given)
+            if simpler is not None:
+                return (simpler,)
+        if operator == "tensordot":
+            simpler = self._contracted(*operands, given)
+            if simpler is not None:
+                return (simpler,)
+        results = self.add(operator, operands, **given)
+        if len(results) == 1 and results[0] not in operands:
+            self._made.setdefault(results[0], (operator, operands, given))
+        return results
+
+    def _node(self, operator: str, operands: tuple[int, ...], **attributes: Attribute) -> int:
+        (result,) = self.add(operator, operands, **attributes)
+        if result not in operands:
+            self._made.setdefault(result, (operator, operands, attributes))
+        return result
+
+    def _unreshaped(self, value: int) -> int:
+        while value in self._made and self._made[value][0] in _RESHAPES:
+            value = self._made[value][1][0]
+        return value
+
+    def _reshaped(self, value: int, shape: tuple[int, ...]) -> int:
+        base = self._unreshaped(value)
+        return base if self.spec(base).shape == shape else self._node("reshape", (base,), shape=shape)
+
+    def _added(self, a: int, b: int) -> int:
+        """Addition, done before a reshape of both operands instead of after."""
+        x, y = self._unreshaped(a), self._unreshaped(b)
+        if (x != a or y != b) and self.spec(a).shape == self.spec(b).shape and self.spec(x).shape == self.spec(y).shape:
+            return self._reshaped(self._node("add", (x, y)), self.spec(a).shape)
+        return self._node("add", (a, b))
+
+    def _summed(self, value: int, given: dict[str, Attribute]) -> int | None:
+        """A sum over axes of one element each, or over a concatenation of such, as a chain of additions."""
+        spec = self.spec(value)
+        shape = self.spec(self.add("sum", (value,), **given)[0])
+        axes = given.get("axis")
+        if shape.dtype != spec.dtype or spec.dtype not in _SUMMED_AS_IS:
+            return None
+        summed = range(len(spec.shape)) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        wanted = {int(axis) % len(spec.shape) for axis in summed}  # type: ignore[arg-type]
+        pieces = self._pieces(value, wanted)
+        if pieces is None:
+            return None
+        total = pieces[0]
+        for piece in pieces[1:]:
+            total = self._added(total, piece)
+        return self._reshaped(total, shape.shape)
+
+    def _pieces(self, value: int, axes: set[int]) -> list[int] | None:
+        """Arrays of length one along `axes` whose concatenation along them `value` is."""
+        spec = self.spec(value)
+        if all(spec.shape[axis] == 1 for axis in axes):
+            return [value]
+        operator, operands, attributes = self._made.get(value, ("", (), {}))
+        if operator != "concat" or int(attributes.get("axis", 0)) % len(spec.shape) not in axes:  # type: ignore[call-overload]
+            return None
+        pieces: list[int] = []
+        for operand in operands:
+            below = self._pieces(operand, axes)
+            if below is None:
+                return None
+            pieces.extend(below)
+        return pieces
+
+    def _contracted(self, a: int, b: int, given: dict[str, Attribute]) -> int | None:
+        """A tensordot of two matrices over one axis each is a product."""
+        x, y = self.spec(a), self.spec(b)
+        left, right = given.get("a_axes"), given.get("b_axes")
+        if len(x.shape) != 2 or len(y.shape) != 2 or not isinstance(left, tuple) or not isinstance(right, tuple):
+            return None
+        if len(left) != 1 or len(right) != 1 or x.dtype != y.dtype:
+            return None
+        if left[0] == 0:
+            a = self._node("permute_dims", (a,), axes=(1, 0))
+        if right[0] == 1:
+            b = self._node("permute_dims", (b,), axes=(1, 0))
+        return self._node("matmul", (a, b))
+
+
+def accumulate(program: Program) -> tuple[Program, tuple[int, ...]]:
+    """Turn sums with products among their terms into chains of `addmm` (`baddbmm` for stacks of matrices).
+
+    ``(x + a @ b) + (y + c @ d)`` becomes ``((x + y) + a @ b) + c @ d``: one buffer, whatever the shape of the sum was.
+
+    Returns
+    -------
+    program : Program
+    slots : tuple of int
+        Which input of the given program each input of the result is.
+    """
+    plan = schedule(program)
+    nodes = {step.outputs[0]: node for step, node in zip(plan.steps, program.nodes, strict=True)}
+    uses = Counter(operand for node in program.nodes for operand in node.operands)
+    uses.update(program.outputs)
+
+    def is_sum(value: int) -> bool:
+        node = nodes.get(value)
+        return (
+            node is not None
+            and node.operator == "add"
+            and all(plan.specs[operand] == plan.specs[value] for operand in node.operands)
+        )
+
+    inner = {o for value in nodes if is_sum(value) for o in nodes[value].operands if uses[o] == 1 and is_sum(o)}
+    build = Builder()
+    values = {slot: build.input(spec) for slot, spec in enumerate(program.inputs)}
+    for step, node in zip(plan.steps, program.nodes, strict=True):
+        value = step.outputs[0]
+        if value in inner:
+            continue
+        terms = _terms(value, nodes, inner) if is_sum(value) else []
+        products = [t for t in terms if uses[t] == 1 and _is_product(t, nodes, plan.specs)]
+        if products:
+            values[value] = _chain(build, terms, products, nodes, values)
+            continue
+        if terms:
+            total = values[terms[0]]
+            for term in terms[1:]:
+                (total,) = build.add("add", (total, values[term]))
+            values[value] = total
+            continue
+        results = build.add(node.operator, [values[o] for o in node.operands], **dict(node.attributes))
+        values.update(zip(step.outputs, results, strict=True))
+    return build.finish([values[output] for output in program.outputs])
+
+
+def _terms(value: int, nodes: dict[int, Node], inner: set[int]) -> list[int]:
+    """Terms of a tree of additions, from left to right."""
+    terms, stack = [], [value]
+    while stack:
+        top = stack.pop()
+        if top == value or top in inner:
+            stack.extend(reversed(nodes[top].operands))
+        else:
+            terms.append(top)
+    return terms
+
+
+def _is_product(value: int, nodes: dict[int, Node], specs: Sequence[ArraySpec]) -> bool:
+    node = nodes.get(value)
+    if node is None or node.operator != "matmul" or specs[value].dtype == "bool":
+        return False
+    a, b = (specs[operand] for operand in node.operands)
+    return (
+        len(a.shape) in (2, 3) and len(a.shape) == len(b.shape) and a.shape[:-2] == b.shape[:-2] and a.dtype == b.dtype
+    )
+
+
+def _chain(
+    build: Builder, terms: list[int], products: list[int], nodes: dict[int, Node], values: dict[int, int]
+) -> int:
+    chosen = set(products)
+    rest = [values[term] for term in terms if term not in chosen]
+    factors = [tuple(values[operand] for operand in nodes[product].operands) for product in products]
+    if rest:
+        total = rest[0]
+        for term in rest[1:]:
+            (total,) = build.add("add", (total, term))
+    else:
+        (total,) = build.add("matmul", factors.pop(0))
+    for a, b in factors:
+        (total,) = build.add("addmm" if len(build.spec(a).shape) == 2 else "baddbmm", (total, a, b))
+    return total
+
+
+def compose(outer: Program, inner: Sequence[tuple[Program, dict[int, int]]]) -> tuple[Program, tuple[int, ...]]:
+    """Put producers into their consumer.
+
+    Parameters
+    ----------
+    outer : Program
+        The consumer.
+    inner : sequence of (Program, {slot: output})
+        Producers, each with the slots of `outer` that read one of its outputs.
+
+    Returns
+    -------
+    program : Program
+    slots : tuple of int
+        For each input of the result where it comes from, counting the inputs of `outer` first and then those of each
+        producer.
+    """
+    build = Rewriter()
+    operands = [build.input(spec) for spec in outer.inputs]
+    declared = [[build.input(spec) for spec in program.inputs] for program, _ in inner]
+    for (program, reads), inputs in zip(inner, declared, strict=True):
+        results = build.inline(program, inputs)
+        for slot, output in reads.items():
+            operands[slot] = results[output]
+    return _finished(build, build.inline(outer, operands))
+
+
+def side_by_side(
+    program: Program, operands: Sequence[Sequence[int]], specs: Sequence[ArraySpec]
+) -> tuple[Program, tuple[int, ...]]:
+    """One program that does what `program` does for several sets of operands, sharing those that are the same.
+
+    Parameters
+    ----------
+    program : Program
+    operands : sequence of sequence of int
+        For each copy and each slot, which of the shared operands it reads.
+    specs : sequence of ArraySpec
+        Of the shared operands.
+
+    Returns
+    -------
+    program : Program
+        Its outputs are those of the copies, one copy after the other.
+    slots : tuple of int
+        Which shared operand each input is.
+    """
+    build = Rewriter()
+    shared = [build.input(spec) for spec in specs]
+    outputs: list[int] = []
+    for chosen in operands:
+        outputs.extend(build.inline(program, [shared[operand] for operand in chosen]))
+    return build.finish(outputs)
+
+
+def _finished(build: Builder, outputs: Sequence[int]) -> tuple[Program, tuple[int, ...]]:
+    program, slots = build.finish(outputs)
+    rewritten, kept = accumulate(program)
+    return rewritten, tuple(slots[k] for k in kept)
