@@ -47,8 +47,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(name)
         if dtype_name(dtype) == name:
-            little: np.dtype[Any] = dtype.newbyteorder("<")
-            return little
+            return np.dtype(dtype.newbyteorder("<"))
     except TypeError:
         pass
     raise InputError(f"no dtype is called {name!r}; NumPy's names are meant, such as 'float32'")

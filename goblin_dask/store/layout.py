@@ -73,8 +73,7 @@ def is_plain(array: zarr.Array[Any]) -> bool:
 
 def chunk_nbytes(array: zarr.Array[Any]) -> int:
     """Bytes of a chunk; the last one of an axis is stored whole too."""
-    itemsize: int = array.dtype.itemsize
-    return math.prod(array.chunks) * itemsize
+    return int(math.prod(array.chunks) * array.dtype.itemsize)
 
 
 def in_place(array: zarr.Array[Any], region: Bounds) -> FileRange | None:

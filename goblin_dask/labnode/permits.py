@@ -1,0 +1,169 @@
+"""Who may move which blob: the lab's own knowledge of its tasks, unlocked by the gateway's grants."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from goblin_dask.digest import is_digest
+from goblin_dask.errors import BlobMissing, Refused
+from goblin_dask.messages import BlobRef, SubmitTask
+from goblin_dask.store import chunks, grants
+from goblin_dask.store.blobs import BlobStore, Upload
+from goblin_dask.store.buffers import nbytes
+from goblin_dask.store.grants import Grant
+from goblin_dask.store.refs import ChunkRef
+
+
+@dataclass(slots=True)
+class _Expected:
+    """A task that is on the grid."""
+
+    inputs: dict[str, ChunkRef]
+    sizes: frozenset[int]
+    """Bytes that its outputs have."""
+    outputs: int
+    """How many it has."""
+    uploads: dict[str, set[str]] = field(default_factory=dict)
+    """Digests of the uploads that wait for a verdict, by attempt."""
+
+
+class Permits:
+    """Answers for every request, of any route, whether it may be served. Thread-safe.
+
+    Parameters
+    ----------
+    blobs : BlobStore
+        Where blobs and uploads are.
+    key : bytes
+        The lab's grant key.
+    """
+
+    def __init__(self, blobs: BlobStore, key: bytes):
+        self.blobs = blobs
+        self._key = key
+        self._tasks: dict[str, _Expected] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, task: SubmitTask, refs: Iterable[ChunkRef]) -> None:
+        """From now on grants for `task` are honoured; `refs` say where its inputs lie."""
+        inputs = {ref.digest: ref for ref in refs}
+        sizes = frozenset(nbytes(spec) for spec in task.outputs)
+        with self._lock:
+            known = self._tasks.get(task.task)
+            uploads = known.uploads if known else {}
+            self._tasks[task.task] = _Expected(inputs, sizes, len(task.outputs), uploads)
+
+    def accept(self, task: str, outputs: Iterable[BlobRef]) -> None:
+        """The task was accepted: these uploads become blobs, its others go.
+
+        Raises
+        ------
+        BlobMissing
+            When one of them is neither an upload of this task nor a blob.
+        """
+        with self._lock:
+            expected = self._tasks.get(task)
+            uploaded = set().union(*expected.uploads.values()) if expected else set()
+        for ref in outputs:
+            if ref.inline is None:
+                if ref.digest in uploaded:
+                    self.blobs.promote(ref.digest)
+                elif not self.blobs.has(ref.digest):
+                    raise BlobMissing(f"output {ref.digest} was accepted but never uploaded for task {task}")
+        self.forget(task)
+
+    def forget(self, task: str) -> None:
+        """Grants for this task are void, its unverified uploads go."""
+        with self._lock:
+            expected = self._tasks.pop(task, None)
+        for attempt, digests in (expected.uploads if expected else {}).items():
+            for name in digests:
+                self.blobs.drop(name, attempt)
+
+    def drop(self, task: str, attempt: str) -> None:
+        """One attempt's uploads are not wanted."""
+        with self._lock:
+            expected = self._tasks.get(task)
+            digests = expected.uploads.pop(attempt, set()) if expected else set()
+        for name in digests:
+            self.blobs.drop(name, attempt)
+
+    def _granted(self, text: str, name: str) -> tuple[Grant, _Expected]:
+        if not is_digest(name):
+            raise Refused(f"{name[:80]!r} is no blob address: 64 lower-case hexadecimal characters are")
+        grant = grants.verify(self._key, text)
+        expected = self._tasks.get(grant.task)
+        if expected is None:
+            raise Refused("nobody waits for this task any more")
+        return grant, expected
+
+    def open(self, text: str, name: str) -> tuple[int, int, int]:
+        """Descriptor, offset and length of a blob that the bearer may read; the caller closes the descriptor.
+
+        Raises
+        ------
+        Refused
+            When the grant does not cover it.
+        BlobMissing
+            When it is covered, and gone.
+        """
+        with self._lock:
+            grant, expected = self._granted(text, name)
+            ref = expected.inputs.get(name)
+            uploaded = grant.kind == "check" and any(name in digests for digests in expected.uploads.values())
+        if ref is not None:
+            return chunks.open_chunk(self.blobs, ref)
+        if uploaded:
+            fd = self.blobs.open_quarantined(name)
+            return fd, 0, os.fstat(fd).st_size
+        raise Refused("the grant does not cover this blob: it belongs to another task")
+
+    def admit(self, text: str, name: str, size: int) -> Grant:
+        """The grant of somebody who may hand in this blob, before a byte of it is read.
+
+        Raises
+        ------
+        Refused
+            When the grant does not cover it, or no output of the task has this size.
+        """
+        with self._lock:
+            grant, expected = self._granted(text, name)
+            if grant.kind != "lease":
+                raise Refused("a grant to check hands in nothing")
+            if size not in expected.sizes:
+                raise Refused(f"an upload of {size} bytes; the outputs of this task have {sorted(expected.sizes)}")
+            digests = expected.uploads.get(grant.attempt, set())
+            if name not in digests and len(digests) >= expected.outputs:
+                raise Refused(f"attempt {grant.attempt} has handed in its {expected.outputs} outputs already")
+        return grant
+
+    def longest(self, text: str, name: str) -> int:
+        """Bytes of the longest output that the bearer may hand in; refuses as `admit` does."""
+        with self._lock:
+            sizes = self._granted(text, name)[1].sizes
+        self.admit(text, name, max(sizes))
+        return max(sizes)
+
+    def receive(self, grant: Grant, name: str, source: Upload | int) -> None:
+        """Quarantine what `admit` let in.
+
+        Raises
+        ------
+        DigestMismatch
+            When it is not what it was announced as.
+        Refused
+            When nobody waits for it any more.
+        """
+        self.blobs.quarantine(name, grant.attempt, source)
+        with self._lock:
+            expected = self._tasks.get(grant.task)
+            digests = expected.uploads.setdefault(grant.attempt, set()) if expected else set()
+            kept = expected is not None and (name in digests or len(digests) < expected.outputs)
+            if kept:
+                digests.add(name)
+        if not kept:
+            self.blobs.drop(name, grant.attempt)
+            raise Refused("nobody waits for this upload any more")
