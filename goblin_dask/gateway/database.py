@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,6 @@ from goblin_dask.errors import StoreError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-KINDS = ("accepted", "wrong", "unproven", "late", "lost", "failed", "withdrawn")
-"""What can be recorded of an attempt; each is a column of `Reputation`."""
 
 
 class Base(DeclarativeBase):
@@ -72,25 +69,28 @@ class Host(Base):
     driver: Mapped[str] = mapped_column(sa.String(128))
     first_seen: Mapped[float]
     last_seen: Mapped[float]
-    quarantined: Mapped[float | None]
-    """When it was put into quarantine; none: it is not."""
 
 
 class Reputation(Base):
-    """How often which verdict fell on a host."""
+    """A `goblin_dask.verify.reputation.Host`, as its `to_rows` writes it."""
 
     __tablename__ = "reputations"
-    host_key: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
-    accepted: Mapped[int] = mapped_column(default=0)
-    wrong: Mapped[int] = mapped_column(default=0)
-    unproven: Mapped[int] = mapped_column(default=0)
-    late: Mapped[int] = mapped_column(default=0)
-    lost: Mapped[int] = mapped_column(default=0)
-    failed: Mapped[int] = mapped_column(default=0)
-    withdrawn: Mapped[int] = mapped_column(default=0)
-    flops: Mapped[float] = mapped_column(default=0.0)
+    key: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    owner: Mapped[str] = mapped_column(sa.String(128), index=True)
+    identity: Mapped[str] = mapped_column(sa.String(32))
+    accepted: Mapped[int]
+    wrong: Mapped[int]
+    unproven: Mapped[int]
+    late: Mapped[int]
+    lost: Mapped[int]
+    failed: Mapped[int]
+    quota: Mapped[float]
+    streak: Mapped[int]
+    doubts: Mapped[int]
+    flops: Mapped[float]
     """Of accepted results only."""
-    updated: Mapped[float]
+    quarantined: Mapped[str] = mapped_column(sa.String(200))
+    """Why; empty when it is not in quarantine."""
 
 
 class Event(Base):
@@ -130,20 +130,10 @@ class Seen:
     driver: str
 
 
-@dataclass(frozen=True, slots=True)
-class Barred:
-    """A host was put into quarantine."""
+Row = Mapping[str, Any]
+"""One host's reputation."""
 
-    host_key: str
-    owner: str
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is known of a host from earlier."""
-
-    counts: dict[str, int]
-    quarantined: bool
+_COLUMNS = tuple(column.name for column in Reputation.__table__.columns)
 
 
 class Database:
@@ -157,7 +147,7 @@ class Database:
         Events kept; older ones are deleted.
     pending : int
         Facts that may wait to be written; beyond that (a full disk, a lost database) the oldest are given up, counted
-        in `dropped`. Quarantines are never given up.
+        in `dropped`. Reputations are never given up.
     interval : float
         Seconds between batches.
     """
@@ -167,7 +157,7 @@ class Database:
         self.dropped = 0
         self._facts: deque[Fact] = deque(maxlen=pending)
         self._seen: dict[str, Seen] = {}
-        self._barred: dict[str, Barred] = {}
+        self._rows: dict[str, Row] = {}
         self._wake = asyncio.Event()
         self._stopping = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="goblin-database")
@@ -245,35 +235,37 @@ class Database:
             raise StoreError(f"the gateway's database failed: {_first_line(error)}") from error
 
     # --- facts --------------------------------------------------------------------------------------------------
-    def record(self, fact: Fact | Seen | Barred) -> None:
+    def record(self, fact: Fact | Seen) -> None:
         """Remember a fact, soon: nobody waits for it."""
-        match fact:
-            case Fact():
-                self.dropped += len(self._facts) == self._facts.maxlen
-                self._facts.append(fact)
-            case Seen():
-                self._seen[fact.host_key] = fact
-            case Barred():
-                self._barred[fact.host_key] = fact
-                self._wake.set()
+        if isinstance(fact, Seen):
+            self._seen[fact.host_key] = fact
+        else:
+            self.dropped += len(self._facts) == self._facts.maxlen
+            self._facts.append(fact)
+
+    def remember(self, row: Row) -> None:
+        """Remember a host's reputation as it is now: soon, and at once when it is in quarantine."""
+        self._rows[row["key"]] = row
+        if row["quarantined"]:
+            self._wake.set()
 
     @property
     def pending(self) -> int:
         """Facts that wait to be written."""
-        return len(self._facts) + len(self._seen) + len(self._barred)
+        return len(self._facts) + len(self._seen) + len(self._rows)
 
     async def flush(self) -> None:
         """Write all facts that wait now."""
-        facts, seen, barred = list(self._facts), dict(self._seen), dict(self._barred)
-        if not (facts or seen or barred):
+        facts, seen, rows = list(self._facts), dict(self._seen), dict(self._rows)
+        if not (facts or seen or rows):
             return
-        await self.transaction(lambda session: _write(session, facts, seen.values(), barred.values(), self.keep))
+        await self.transaction(lambda session: _write(session, facts, seen.values(), rows.values(), self.keep))
         for fact in facts:
             # Facts that came while we wrote may have pushed written ones out of the full queue.
             if self._facts and self._facts[0] is fact:
                 self._facts.popleft()
         _forget(self._seen, seen)
-        _forget(self._barred, barred)
+        _forget(self._rows, rows)
 
     async def _write_loop(self) -> None:
         failing = False
@@ -290,48 +282,26 @@ class Database:
             else:
                 failing = False
 
-    async def histories(self) -> dict[str, History]:
-        """What is known of every host, by host key."""
+    async def reputations(self) -> list[dict[str, Any]]:
+        """Rows for `goblin_dask.verify.reputation.Reputation.from_rows`."""
 
-        def read(session: Session) -> dict[str, History]:
-            barred = set(session.scalars(sa.select(Host.key).where(Host.quarantined.is_not(None))))
-            known = {
-                row.host_key: History({kind: getattr(row, kind) for kind in KINDS}, row.host_key in barred)
-                for row in session.scalars(sa.select(Reputation))
-            }
-            return known | {key: History({}, True) for key in barred - known.keys()}
+        def read(session: Session) -> list[dict[str, Any]]:
+            return [dict(row) for row in session.execute(sa.select(Reputation.__table__)).mappings()]
 
         return await self.transaction(read)
 
 
-def _write(session: Session, facts: list[Fact], seen: Iterable[Seen], barred: Iterable[Barred], keep: int) -> None:
+def _write(session: Session, facts: list[Fact], seen: Iterable[Seen], rows: Iterable[Row], keep: int) -> None:
     """One batch, in one transaction."""
     now = time.time()
-
-    def host(key: str, owner: str) -> Host:
-        row = session.get(Host, key)
-        if row is None:
-            row = Host(key=key, owner=owner, host="", device="", driver="", first_seen=now, last_seen=now)
-            session.add(row)
-        return row
-
     for s in seen:
-        row = host(s.host_key, s.owner)
-        row.host, row.device, row.driver, row.last_seen = s.host, s.device[:128], s.driver[:128], now
-    for b in barred:
-        row = host(b.host_key, b.owner)
-        row.quarantined = row.quarantined or now
-    reputations: dict[str, Reputation] = {}
-    for fact in facts:
-        reputation = reputations.get(fact.host_key) or session.get(Reputation, fact.host_key)
-        if reputation is None:
-            reputation = Reputation(host_key=fact.host_key, flops=0.0, **dict.fromkeys(KINDS, 0))
-            session.add(reputation)
-        reputations[fact.host_key] = reputation
-        setattr(reputation, fact.kind, getattr(reputation, fact.kind) + 1)
-        reputation.updated = now
-        if fact.kind == "accepted":
-            reputation.flops += fact.flops
+        host = session.get(Host, s.host_key)
+        if host is None:
+            host = Host(key=s.host_key, owner=s.owner, first_seen=now)
+            session.add(host)
+        host.host, host.device, host.driver, host.last_seen = s.host, s.device[:128], s.driver[:128], now
+    for row in rows:
+        session.merge(Reputation(**{name: row[name] for name in _COLUMNS}))
     if facts:
         columns = ("host_key", "kind", "method", "ratio", "seconds", "flops")
         rows = [{"time": now} | {column: getattr(fact, column) for column in columns} for fact in facts]

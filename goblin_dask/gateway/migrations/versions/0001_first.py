@@ -10,7 +10,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-VERDICTS = ("accepted", "wrong", "unproven", "late", "lost", "failed", "withdrawn")
+COUNTS = ("accepted", "wrong", "unproven", "late", "lost", "failed", "streak", "doubts")
 
 
 def upgrade() -> None:
@@ -39,16 +39,19 @@ def upgrade() -> None:
         sa.Column("driver", sa.String(128), nullable=False),
         sa.Column("first_seen", sa.Double(), nullable=False),
         sa.Column("last_seen", sa.Double(), nullable=False),
-        sa.Column("quarantined", sa.Double()),
     )
     op.create_index("ix_hosts_owner", "hosts", ["owner"])
     op.create_table(
         "reputations",
-        sa.Column("host_key", sa.String(64), primary_key=True),
-        *(sa.Column(verdict, sa.Integer(), nullable=False) for verdict in VERDICTS),
+        sa.Column("key", sa.String(64), primary_key=True),
+        sa.Column("owner", sa.String(128), nullable=False),
+        sa.Column("identity", sa.String(32), nullable=False),
+        *(sa.Column(count, sa.Integer(), nullable=False) for count in COUNTS),
+        sa.Column("quota", sa.Double(), nullable=False),
         sa.Column("flops", sa.Double(), nullable=False),
-        sa.Column("updated", sa.Double(), nullable=False),
+        sa.Column("quarantined", sa.String(200), nullable=False),
     )
+    op.create_index("ix_reputations_owner", "reputations", ["owner"])
     op.create_table(
         "events",
         sa.Column("id", sa.Integer(), primary_key=True),
