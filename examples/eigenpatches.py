@@ -46,7 +46,7 @@ def leading_vectors(gram: da.Array, lab: goblin.Lab, seed: int = 0) -> np.ndarra
     for _ in range(ITERATIONS):
         image = lab.compute(gram @ da.from_array(np.linalg.qr(block)[0], chunks=(gram.chunks[1], COMPONENTS)))
         block = image
-    q, r = np.linalg.qr(block)
+    q, _ = np.linalg.qr(block)
     # Rotate the basis of the subspace to its eigenvectors, the largest first.
     small = q.T @ lab.compute(gram @ da.from_array(q, chunks=(gram.chunks[1], COMPONENTS)))
     values, rotation = np.linalg.eigh((small + small.T) / 2)

@@ -52,7 +52,7 @@ class Rewriter(Builder):
             if simpler is not None:
                 return (simpler,)
         if operator == "tensordot":
-            simpler = self._contracted(*operands, given)
+            simpler = self._contracted(operands[0], operands[1], given)
             if simpler is not None:
                 return (simpler,)
         results = self.add(operator, operands, **given)
@@ -85,19 +85,19 @@ class Rewriter(Builder):
     def _summed(self, value: int, given: dict[str, Attribute]) -> int | None:
         """A sum over axes of one element each, or over a concatenation of such, as a chain of additions."""
         spec = self.spec(value)
-        shape = self.spec(self.add("sum", (value,), **given)[0])
-        axes = given.get("axis")
-        if shape.dtype != spec.dtype or spec.dtype not in _SUMMED_AS_IS:
+        result = self.spec(self.add("sum", (value,), **given)[0])
+        if result.dtype != spec.dtype or spec.dtype not in _SUMMED_AS_IS:
             return None
-        summed = range(len(spec.shape)) if axes is None else axes if isinstance(axes, tuple) else (axes,)
-        wanted = {int(axis) % len(spec.shape) for axis in summed}  # type: ignore[arg-type]
+        axes = given.get("axes")
+        rank = len(spec.shape)
+        wanted = {axis % rank for axis in _ints(axes)} if axes is not None else set(range(rank))
         pieces = self._pieces(value, wanted)
         if pieces is None:
             return None
         total = pieces[0]
         for piece in pieces[1:]:
             total = self._added(total, piece)
-        return self._reshaped(total, shape.shape)
+        return self._reshaped(total, result.shape)
 
     def _pieces(self, value: int, axes: set[int]) -> list[int] | None:
         """Arrays of length one along `axes` whose concatenation along them `value` is."""
@@ -105,7 +105,7 @@ class Rewriter(Builder):
         if all(spec.shape[axis] == 1 for axis in axes):
             return [value]
         operator, operands, attributes = self._made.get(value, ("", (), {}))
-        if operator != "concat" or int(attributes.get("axis", 0)) % len(spec.shape) not in axes:  # type: ignore[call-overload]
+        if operator != "concat" or _ints(attributes.get("axis", 0))[0] % len(spec.shape) not in axes:
             return None
         pieces: list[int] = []
         for operand in operands:
@@ -128,6 +128,11 @@ class Rewriter(Builder):
         if right[0] == 1:
             b = self._node("permute_dims", (b,), axes=(1, 0))
         return self._node("matmul", (a, b))
+
+
+def _ints(value: Attribute) -> tuple[int, ...]:
+    """An attribute that is an integer or a tuple of them."""
+    return tuple(v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, int))
 
 
 def accumulate(program: Program) -> tuple[Program, tuple[int, ...]]:

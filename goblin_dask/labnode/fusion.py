@@ -20,7 +20,7 @@ from typing import Any
 from goblin_dask.graphs.capture.pytree import Leaf, map_tree
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.rewrite import compose, side_by_side
-from goblin_dask.labnode.plan import GridTask, Key, Operand, Output, Plan
+from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Operand, Output, Plan
 from goblin_dask.labnode.price import TASK_SECONDS, Price, Prices, transfer_seconds
 from goblin_dask.labnode.tiles import super_tiles
 from goblin_dask.labnode.tiling import TASKS_PER_VOLUNTEER, task_memory
@@ -78,7 +78,7 @@ class _Fusion:
         for number, task in self.tasks.items():
             for operand in task.operands:
                 self.readers[operand.key].add(number)
-        self.others = (*plan.lab, *plan.dynamic)
+        self.others: list[LabTask | DynamicTask] = [*plan.lab, *plan.dynamic]
         self.kept = set(plan.keys)
         """Keys that somebody outside the grid tasks reads."""
         for other in self.others:
@@ -270,7 +270,7 @@ class _Fusion:
             self._join(numbers[half:])
             return
         operands = list(shared)
-        outputs = []
+        outputs: list[Output] = []
         for copy, task in enumerate(tasks):
             first = copy * len(program.outputs)
             outputs.extend(Output(output.key, _shifted(output.tree, first)) for output in task.outputs)
