@@ -11,14 +11,12 @@ import numpy as np
 from goblin_dask.errors import InputError, ProgramError
 from goblin_dask.graphs.operators import CATALOGUE
 from goblin_dask.graphs.operators.base import Specs
+from goblin_dask.graphs.operators.creation import CONSTANT_LIMIT
 from goblin_dask.graphs.operators.dtypes import DTYPES, named
 from goblin_dask.graphs.operators.rules import Attribute
 from goblin_dask.graphs.order import canonical
 from goblin_dask.graphs.program import Node, Program
 from goblin_dask.messages import ArraySpec
-
-CONSTANT_LIMIT = 4096
-"""Most bytes of a constant; larger ones are inputs."""
 
 Canonical = tuple[tuple[str, Attribute], ...]
 

@@ -116,7 +116,10 @@ def plan(program: Program, specs: Sequence[ArraySpec]) -> Schedule:
         results = tuple([specs[output] for output in outputs])
         reuse = _reuse(operator, operands, read, results, memory, last, index)
         _results(operator, operands, read, attributes, outputs, results, memory, reuse)
-        peak = max(peak, memory.live + ahead + operator.workspace(read, results, attributes))
+        workspace = operator.workspace(read, results, attributes)
+        if operator.copies_strided:
+            workspace += sum(nbytes(spec) for o, spec in zip(operands, read, strict=True) if not memory.contiguous[o])
+        peak = max(peak, memory.live + ahead + workspace)
         releases = tuple(sorted({v for v in (*operands, *outputs) if last[v] <= index}))
         for released in releases:
             memory.release(released)

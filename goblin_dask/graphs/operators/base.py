@@ -85,11 +85,13 @@ class Operator:
     """The kernel, allowed to overwrite operand number `slot`, which has the output's shape and dtype."""
     reusable: tuple[int, ...] | None = None
     """Operands that `inplace` can overwrite; None: any."""
+    copies_strided: bool = False
+    """The kernel copies operands that are contiguous in no order."""
     check: str = "recompute"
     """Name of the rule by which its results are verified."""
     defaults: Mapping[str, Attribute] = field(init=False)
     cached: bool = field(init=False)
-    """Whether equal attributes are interchangeable (0.0 and -0.0 are not) and small, so that inference may be cached."""
+    """Whether equal attributes are interchangeable (0.0 and -0.0 are not) and small: then inference is cached."""
 
     def __post_init__(self) -> None:
         rules = self.attributes

@@ -14,7 +14,22 @@ from goblin_dask.errors import InputError
 DTYPES: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in (
-        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+        [
+            "bool",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint8",
+            "uint16",
+            "uint32",
+            "uint64",
+            "float16",
+            "float32",
+            "float64",
+            "complex64",
+            "complex128",
+        ]
     )
 } | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """By `ArraySpec.dtype`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import scipy
 from goblin_dask.graphs.operators import samples
 from goblin_dask.graphs.operators.base import Attributes, Example, Kind, Operator, Specs, broadcast
 from goblin_dask.graphs.operators.dtypes import DTYPES, common, returned
-from goblin_dask.graphs.operators.rules import REQUIRED, Choice, DType, Int, Number
+from goblin_dask.graphs.operators.rules import DType
 from goblin_dask.messages import ArraySpec
 
 ELEMENTWISE = frozenset({Kind.ELEMENTWISE})
@@ -200,7 +200,7 @@ def _examples_astype() -> Iterator[Example]:
     for dtype in samples.ALL:
         for array in samples.arrays(shapes=((), (3, 4), (0,))):
             finite = np.where(np.isfinite(array), array, 1).astype(array.dtype)
-            yield (np.clip(finite.real, 0, 100).astype(array.dtype),), {"dtype": dtype}
+            yield (np.asarray(np.clip(finite.real, 0, 100)).astype(array.dtype),), {"dtype": dtype}
 
 
 def _infer_where(specs: Specs, attributes: Attributes) -> Specs:

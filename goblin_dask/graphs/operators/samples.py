@@ -44,6 +44,8 @@ def sample(shape: tuple[int, ...], dtype: str, seed: int = 0, special: bool = Tr
 
 def strided(array: Any) -> Any:
     """The same elements in an array that is not C-contiguous, where it has two elements in some axis."""
+    if not array.ndim:
+        return array
     padded = np.zeros(tuple(2 * size for size in array.shape), array.dtype)
     view = padded[tuple(slice(None, None, 2) for _ in array.shape)]
     view[...] = array
