@@ -1,0 +1,93 @@
+"""``make peer-tests``: Dask's own array tests, with the lab as their scheduler and everything offloaded.
+
+Each test file of the installed Dask is a shard. It runs once with Dask's ``sync`` scheduler, which tells what passes
+here at all, and once on a grid in one process. Results lie in ``results/peer``; finished shards are not run again, so
+the run can be resumed. A test that passes with ``sync`` must pass on the grid unless `EXCEPTIONS` says why it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dask.array.tests
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "peer"
+SHARE = 0.6
+"""Of the array tasks, at least so many are to be accepted from volunteers."""
+
+EXCEPTIONS: dict[str, str] = {}
+"""Tests (by a part of their name) that cannot pass on any remote scheduler, with the reason."""
+
+
+def run(path: Path, mode: str) -> dict[str, dict[str, object]]:
+    """Outcomes of one test file in one mode."""
+    result = RESULTS / f"{path.stem}.{mode}.json"
+    if not result.exists():
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            partial = Path(folder) / "result.json"
+            environment = os.environ | {
+                "GOBLIN_PEER_MODE": mode,
+                "GOBLIN_PEER_RESULT": str(partial),
+                "PYTHONPATH": str(ROOT),
+            }
+            log = RESULTS / f"{path.stem}.{mode}.txt"
+            with log.open("w") as stream:
+                subprocess.run(
+                    [sys.executable, "-m", "pytest", "-q", "-p", "tests.peer_plugin", "-p", "no:cacheprovider"]
+                    + ["-c", os.devnull, "--timeout=120", "--rootdir", str(path.parent), str(path)],
+                    cwd=folder,
+                    env=environment,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                )
+            if not partial.exists():
+                return {"outcomes": {}, "reasons": {}, "counts": {}}
+            result.write_text(partial.read_text())
+    return json.loads(result.read_text())
+
+
+def main() -> int:
+    started = time.monotonic()
+    files = sorted(Path(dask.array.tests.__path__[0]).glob("test_*.py"))
+    if wanted := sys.argv[1:]:
+        files = [path for path in files if path.stem in wanted]
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda path: (path.stem, run(path, "sync"), run(path, "lab")), files))
+    print(
+        f"{'file':28} {'sync':>6} {'lab':>6} {'wrong':>6} {'excused':>8} {'grid tasks':>11} {'array tasks':>12} share"
+    )
+    wrong: list[tuple[str, str]] = []
+    grid_total = array_total = passed_total = 0
+    for stem, sync, lab in both:
+        passed = [name for name, outcome in sync["outcomes"].items() if outcome == "passed"]
+        failed = [name for name in passed if lab["outcomes"].get(name) != "passed"]
+        excused = [name for name in failed if any(part in name for part in EXCEPTIONS)]
+        bad = [name for name in failed if name not in excused]
+        grid, array = (int(lab["counts"].get(key, 0)) for key in ("grid", "array"))
+        print(
+            f"{stem:28} {len(passed):6} {len(passed) - len(failed):6} {len(bad):6} {len(excused):8} {grid:11} {array:12} "
+            f"{grid / array if array else float('nan'):5.1%}"
+        )
+        wrong += [(name, lab["reasons"].get(name, lab["outcomes"].get(name, "did not run"))) for name in bad]
+        grid_total, array_total, passed_total = grid_total + grid, array_total + array, passed_total + len(passed)
+    share = grid_total / array_total if array_total else 0.0
+    print(f"{passed_total} tests pass with sync; {len(wrong)} of them fail on the grid without an excuse")
+    print(f"{grid_total} of {array_total} array tasks accepted from volunteers: {share:.1%} (bar {SHARE:.0%})")
+    print(f"{time.monotonic() - started:.0f} s")
+    for name, reason in wrong:
+        print(f"--- {name}\n{reason[-400:]}")
+    return 1 if wrong or share < SHARE else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
