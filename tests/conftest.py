@@ -7,7 +7,7 @@ them all, which is how `make full` runs them. Tables print their figures through
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -40,9 +40,9 @@ _lines: list[str] = []
 
 
 @pytest.fixture
-def report() -> Iterator[Callable[[str], None]]:
+def report() -> Callable[[str], None]:
     """``report(line)``: a figure of a table, printed at the end of the run."""
-    yield _lines.append
+    return _lines.append
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

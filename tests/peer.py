@@ -42,8 +42,8 @@ def run(path: Path, mode: str) -> dict[str, dict[str, object]]:
             log = RESULTS / f"{path.stem}.{mode}.txt"
             with log.open("w") as stream:
                 subprocess.run(
-                    [sys.executable, "-m", "pytest", "-q", "-p", "tests.peer_plugin", "-p", "no:cacheprovider"]
-                    + ["-c", os.devnull, "--timeout=120", "--rootdir", str(path.parent), str(path)],
+                    f"{sys.executable} -m pytest -q -p tests.peer_plugin -p no:cacheprovider -c {os.devnull} "
+                    f"--timeout=120 --rootdir {path.parent} {path}".split(),
                     cwd=folder,
                     env=environment,
                     stdout=stream,
@@ -75,7 +75,8 @@ def main() -> int:
         bad = [name for name in failed if name not in excused]
         grid, array = (int(lab["counts"].get(key, 0)) for key in ("grid", "array"))
         print(
-            f"{stem:28} {len(passed):6} {len(passed) - len(failed):6} {len(bad):6} {len(excused):8} {grid:11} {array:12} "
+            f"{stem:28} {len(passed):6} {len(passed) - len(failed):6} {len(bad):6} {len(excused):8} {grid:11} "
+            f"{array:12} "
             f"{grid / array if array else float('nan'):5.1%}"
         )
         wrong += [(name, lab["reasons"].get(name, lab["outcomes"].get(name, "did not run"))) for name in bad]

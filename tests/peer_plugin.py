@@ -1,8 +1,8 @@
 """Pytest plugin of `tests.peer`: runs somebody else's tests with the lab as Dask's scheduler, and notes the outcomes.
 
 ``GOBLIN_PEER_MODE`` is ``sync`` (Dask as it is) or ``lab``; ``GOBLIN_PEER_RESULT`` names the JSON file to write.
-Dask's ``assert_eq`` asks for the scheduler named ``sync``, and tests for others by name: in mode ``lab`` every name means
-the lab.
+Dask's ``assert_eq`` asks for the scheduler named ``sync``, and tests for others by name: in mode ``lab`` every name
+means the lab.
 """
 
 from __future__ import annotations
