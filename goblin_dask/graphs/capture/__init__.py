@@ -1,0 +1,1 @@
+"""From the researchers' graphs to programs: trees of arrays, Dask's task structures, checked templates."""

@@ -1,0 +1,1 @@
+"""Arrays that record what is done with them: how NumPy functions become programs."""
