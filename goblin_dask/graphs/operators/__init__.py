@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from goblin_dask.graphs.operators import contraction, creation, elementwise, movement, reductions
+from goblin_dask.graphs.operators import (
+    contraction,
+    creation,
+    elementwise,
+    fft,
+    linalg,
+    movement,
+    reductions,
+    sorting,
+)
 from goblin_dask.graphs.operators.base import Kind, Operator
 
 CATALOGUE_VERSION = 1
 """Raised with every change that makes an existing program mean something else, or that adds an operator."""
 
-_MODULES = (elementwise, reductions, contraction, movement, creation)
+_MODULES = (elementwise, reductions, contraction, movement, sorting, linalg, fft, creation)
 
 CATALOGUE: Mapping[str, Operator] = MappingProxyType(
     {operator.name: operator for module in _MODULES for operator in module.OPERATORS}

@@ -188,7 +188,7 @@ def _function(name: str, summary: str, kernel: Callable[..., Any], **more: Any) 
 def _astype(xp: Any, operands: tuple[Any, ...], attributes: Attributes) -> tuple[Any, ...]:
     (array,), target = operands, DTYPES[attributes["dtype"]]  # type: ignore[index]
     if array.dtype.kind == "c" and target.kind not in "cb":
-        array = array.real  # as NumPy does, without its ComplexWarning
+        return (array.real.astype(target),)  # as NumPy does, without its ComplexWarning
     return (array.astype(target, copy=False),)
 
 
