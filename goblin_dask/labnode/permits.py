@@ -117,7 +117,8 @@ class Permits:
         if ref is not None:
             return chunks.open_chunk(self.blobs, ref)
         if uploaded:
-            fd = self.blobs.open_quarantined(name)
+            # another task's equal upload may have been accepted meanwhile
+            fd = self.blobs.open_quarantined(name) if self.blobs.quarantined(name) else self.blobs.open(name)
             return fd, 0, os.fstat(fd).st_size
         raise Refused("the grant does not cover this blob: it belongs to another task")
 

@@ -43,7 +43,8 @@ def dtype_name(dtype: npt.DTypeLike) -> str:
 def dtype_of(name: str) -> np.dtype[Any]:
     """The dtype of an `ArraySpec`, little-endian."""
     if name == "bfloat16":
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     try:
         dtype = np.dtype(name)
         if dtype_name(dtype) == name:

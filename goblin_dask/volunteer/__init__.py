@@ -1,1 +1,23 @@
-"""The goblin plugin of a stock Dask worker: volunteers and validators (layer 3)."""
+"""The goblin plugin of a Dask worker: ``dask worker goblin://HOST:PORT --preload goblin_dask.volunteer``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_installed: dict[int, Any] = {}
+
+
+async def dask_setup(worker: Any) -> None:
+    """Called by Dask in the worker's process before it connects."""
+    from goblin_dask.volunteer.plugin import install
+
+    _installed[id(worker)] = await install(worker)
+
+
+async def dask_teardown(worker: Any) -> None:
+    """Called by Dask when the worker closes."""
+    from goblin_dask.volunteer.plugin import remove
+
+    runner = _installed.pop(id(worker), None)
+    if runner is not None:
+        await remove(runner)

@@ -1,0 +1,60 @@
+"""Every touch of distributed's internals that the plugin needs; checked against distributed 2026.8.0."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+from distributed import Worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+logger = logging.getLogger(__name__)
+
+
+def close_ports(worker: Worker) -> None:
+    """Stop the worker's HTTP server: it listens on all interfaces, with ``--no-dashboard`` too."""
+    worker.http_server.stop()
+    worker.services.pop("dashboard", None)
+
+
+def lent(worker: Worker) -> tuple[int, int]:
+    """Threads and bytes that the worker was started with: ``--nthreads``, ``--memory-limit``."""
+    memory = worker.memory_manager.memory_limit or psutil.virtual_memory().total // 2
+    return worker.state.nthreads, int(memory)
+
+
+def set_slots(worker: Worker, slots: int) -> None:
+    """Let the worker hold this many attempts at a time; they are coroutines, and compute in the runner's threads."""
+    worker.state.nthreads = slots
+
+
+def gateway_address(worker: Worker) -> str:
+    """The address that the worker was started with."""
+    return str(worker.scheduler.address)
+
+
+class Withdrawals(WorkerPlugin):  # type: ignore[misc]
+    """Tells when Dask takes back a task that runs: Dask itself lets a coroutine run on, unseen.
+
+    Parameters
+    ----------
+    abandon : callable
+        Called with the task's key.
+    """
+
+    name = "goblin-withdrawals"
+
+    def __init__(self, abandon: Callable[[str], None]):
+        self._abandon = abandon
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by the worker at every transition of a task."""
+        if start in ("executing", "long-running") and finish in ("released", "forgotten", "cancelled", "error"):
+            self._abandon(str(key))
+
+
+async def add_withdrawals(worker: Worker, abandon: Callable[[str], None]) -> None:
+    """Have `abandon` called for attempts that Dask takes back."""
+    await worker.plugin_add(plugin=Withdrawals(abandon), name=Withdrawals.name, catch_errors=False)

@@ -1,0 +1,94 @@
+"""A validator's work: fetch an attempt's inputs and committed outputs, check them, report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from goblin_dask.digest import digest
+from goblin_dask.errors import GoblinError
+from goblin_dask.graphs.execute import Source
+from goblin_dask.graphs.program import Program, decode
+from goblin_dask.messages import ArraySpec, BlobRef, Check, CheckReport
+from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs
+
+logger = logging.getLogger(__name__)
+
+
+class Checker(Protocol):
+    """`goblin_dask.verify.check.check_result`."""
+
+    def __call__(
+        self,
+        program: Program,
+        inputs: Sequence[Source],
+        outputs: Sequence[Source],
+        *,
+        method: str,
+        replica: Sequence[Source] | None,
+    ) -> CheckReport: ...
+
+
+class Gathered:
+    """What a check needs, being fetched while the check waits for its device.
+
+    Parameters
+    ----------
+    work : Check
+    fetch : callable
+        ``fetch(refs, specs) -> Inputs``; raises `GoblinError` when they do not fit.
+    """
+
+    def __init__(self, work: Check, fetch: Callable[[tuple[BlobRef, ...], tuple[ArraySpec, ...]], Inputs]):
+        self._opened: list[Inputs] = []
+        self.problem: CheckReport | None = None
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self.replica: list[Any] = []
+        try:
+            self.program = decode(work.program)
+            for kept, refs, specs in (
+                (self.inputs, work.inputs, self.program.inputs),
+                (self.outputs, work.outputs, tuple(ref.spec for ref in work.outputs)),
+                (self.replica, work.replica, tuple(ref.spec for ref in work.replica)),
+            ):
+                inputs = fetch(refs, specs)
+                self._opened.append(inputs)
+                kept.extend(inputs.sources())
+        except GoblinError as error:
+            self.problem = CheckReport("failed", work.method, reason=str(error))
+
+    def close(self) -> None:
+        """Cancel what was not asked for."""
+        for inputs in self._opened:
+            inputs.close()
+
+
+def check(work: Check, gathered: Gathered, checker: Checker) -> CheckReport | None:
+    """Check one attempt's result; None when it was abandoned meanwhile. Blocks.
+
+    Whatever keeps the check from being done is reported as ``failed``, which says nothing of the result.
+    """
+    for ref in (*work.outputs, *work.replica):
+        if ref.inline is not None and digest(ref.inline) != ref.digest:
+            return CheckReport("wrong", "structural", reason="an output is not what it was committed as")
+    if gathered.problem is not None:
+        return gathered.problem
+    try:
+        return checker(
+            gathered.program,
+            gathered.inputs,
+            gathered.outputs,
+            method=work.method,
+            replica=gathered.replica or None,
+        )
+    except Abandoned:
+        return None
+    except FetchFailed as error:
+        return CheckReport("failed", work.method, reason=f"a blob could not be fetched: {error}")
+    except (GoblinError, MemoryError) as error:
+        return CheckReport("failed", work.method, reason=str(error) or "the memory ran out")
+    except Exception as error:
+        logger.exception("check %s", work.attempt)
+        return CheckReport("failed", work.method, reason=f"{type(error).__name__}: {error}")
