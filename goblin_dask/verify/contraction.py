@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +84,7 @@ class Columns:
         """The column blocks that are projected together."""
         count = max(1, -(-self.width // WIDTH))
         edges = [self.width * i // count for i in range(count + 1)]
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
     def overlaps(self, columns: slice) -> list[tuple[int, slice, slice]]:
         """Blocks that meet some columns: number, columns of the block there, the same counted from the start."""

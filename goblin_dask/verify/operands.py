@@ -72,8 +72,8 @@ class Operand:
     ):
         self.values, self.coarse, self.weight, self.key, self.sign = values, coarse, weight, key, sign
         self._exact = values if fine is None else fine
-        self.shape: tuple[int, int] = values.shape
-        self._blocks = Blocks(self.shape, values.strides)
+        self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
+        self._blocks = Blocks(self.shape, (values.strides[0], values.strides[1]))
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
         return iter(self._blocks)
@@ -87,20 +87,23 @@ class Operand:
         """Absolute values of a block, in the product's own precision."""
         block = self.values[rows, columns]
         if block.dtype == np.float32 or block.dtype == np.float64:
-            return np.abs(block, out=scratch.take(block.shape, block.dtype, block.strides, "magnitudes"))
-        return np.abs(block.astype(np.float32))
+            out = scratch.take(block.shape, block.dtype, block.strides, "magnitudes")
+            np.abs(block, out=out)
+            return out
+        return np.asarray(np.abs(block.astype(np.float32)))
 
     def deviation(self, rows: Any, columns: Any) -> Array:
         """How uncertain the elements of a block are, because a prologue computed them; float64."""
         if self.coarse is None:
             return np.zeros(self._exact[rows, columns].shape)
         difference = np.subtract(self._exact[rows, columns], self.coarse[rows, columns], dtype=np.float64)
-        return np.abs(difference, out=difference) * self.weight
+        return np.asarray(np.abs(difference, out=difference) * self.weight)
 
     def take(self, rows: Any, columns: Any, exact: bool = True) -> Array:
         """Chosen rows and columns, in float64 (exact) or float32 (as they are multiplied)."""
         source = self._exact if exact else self.values
-        return np.multiply(source[rows][:, columns], self.sign, dtype=np.float64 if exact else np.float32, casting="unsafe")
+        chosen = source[rows][:, columns].astype(np.float64 if exact else np.float32)
+        return np.negative(chosen) if self.sign < 0 else chosen
 
 
 class Scratch:

@@ -128,9 +128,7 @@ class _Check:
             chosen = [self.contraction.left[i].take(rows[t], slice(None)) for t, i in uses]
             stacked = np.vstack(chosen)
             products = np.zeros((len(stacked), group.width))
-            sides[g, j] = project_right(
-                j, group, self.contraction, stacked, products, self.scratch, self.statistics
-            )
+            sides[g, j] = project_right(j, group, self.contraction, stacked, products, self.scratch, self.statistics)
             p = 0
             for (t, _), part in zip(uses, chosen, strict=True):
                 exact[t] += products[p : (p := p + len(part))]
@@ -170,7 +168,7 @@ class _Check:
             self.judge.found("unproven", f"computed with operands rounded to {name}")
         spread = self._spread(tile, sample)
         size = np.sqrt(np.mean((error / group.scale) ** 2, axis=1))
-        return rows[~(size <= SPREAD * spread)]
+        return np.asarray(rows[~(size <= SPREAD * spread)])
 
     def _spread(self, tile: Tile, sample: Sample) -> Array:
         tiny = max(smallest_normal(self.contraction.precision), self.contraction.output_floor(tile))
@@ -211,7 +209,10 @@ class _Check:
         size = np.sqrt(np.mean((found.error / group.scale) ** 2, axis=1)) / (SPREAD * spread)
         judge.ratio(float(size.max()))
         if not size.max() <= 1:
-            judge.found("unproven", f"the error of row {rows[np.argmax(size)]} is {SPREAD * size.max():.3g} times what "
-                        "changing the order of summation explains")
+            judge.found(
+                "unproven",
+                f"the error of row {rows[np.argmax(size)]} is {SPREAD * size.max():.3g} times what "
+                "changing the order of summation explains",
+            )
             return False
         return True

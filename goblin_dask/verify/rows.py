@@ -91,7 +91,7 @@ def _strided(left: Array, right: Array) -> Array:
         terms[0] += lanes
         lanes = np.add.reduce(terms, axis=0)
     rest = _sequential(left[:, depth:], right[depth:], np.arange(left.shape[1] - depth))
-    return np.add.reduce(lanes, axis=0) + rest
+    return np.asarray(np.add.reduce(lanes, axis=0) + rest)
 
 
 def deliberate_spread(sample: Sample, dtype: Any, tiny: float, rng: np.random.Generator) -> Array:
@@ -116,7 +116,7 @@ def deliberate_spread(sample: Sample, dtype: Any, tiny: float, rng: np.random.Ge
 def _rms(values: Array) -> Array:
     if not values.shape[-1]:
         return np.zeros(values.shape[:-1])
-    return np.sqrt(np.mean(np.square(values), axis=-1))
+    return np.asarray(np.sqrt(np.mean(np.square(values), axis=-1)))
 
 
 def _bits(values: Array, add: int, mask: int) -> Array:

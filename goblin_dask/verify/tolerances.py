@@ -79,7 +79,7 @@ def gamma(n: int, u: float) -> float:
 def is_floating(dtype: Any) -> bool:
     """Whether a dtype is a real floating one, ml_dtypes' bfloat16 included."""
     dtype = np.dtype(dtype)
-    return dtype.kind == "f" or dtype == ml_dtypes.bfloat16
+    return bool(dtype.kind == "f" or dtype == ml_dtypes.bfloat16)
 
 
 def accumulator(dtype: Any) -> np.dtype[Any]:

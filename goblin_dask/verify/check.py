@@ -1,0 +1,242 @@
+"""`check_result`: how one result is checked."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from goblin_dask.errors import GoblinError
+from goblin_dask.graphs.cost import bytes_read, bytes_written, flops
+from goblin_dask.graphs.program import Program
+from goblin_dask.graphs.schedule import schedule
+from goblin_dask.messages import CheckReport
+from goblin_dask.verify.algebraic import check_algebraically
+from goblin_dask.verify.bounds import carry
+from goblin_dask.verify.decompose import Matrices, decompose
+from goblin_dask.verify.evaluate import DOUBLE, SINGLE, Source, evaluate, needed
+from goblin_dask.verify.operands import Array, OperandStatistics
+from goblin_dask.verify.product import Finding
+from goblin_dask.verify.recompute import check_by_recomputation, equal
+from goblin_dask.verify.sigma import distance, sigma
+from goblin_dask.verify.structural import is_constant, misshapen
+from goblin_dask.verify.tolerances import INTEGER_PROJECTIONS, MISS, PROJECTIONS, ROWS, is_floating
+
+Method = Literal["auto", "recompute", "compare"]
+
+FAST = 5e10
+"""FLOP/s of a matrix product by BLAS, on one thread of an ordinary machine."""
+SLOW = 1e9
+"""FLOP/s of everything else."""
+SECONDS_PER_ELEMENT = 2.5e-9
+"""Of the algebraic check of a product, for each element of operands and result."""
+SECONDS_PER_TILE = 1e-3
+"""Of the algebraic check, whatever the size."""
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """How a program's results are going to be checked, and what that costs."""
+
+    method: Literal["algebraic", "recompute"]
+    flops: float
+    """Of the check."""
+    bytes: int
+    """Read by the check: inputs and outputs, once each."""
+    miss: float
+    """Upper bound of the probability that an error above the thresholds passes."""
+    seconds: float = 0.0
+    """Estimate on one thread of an ordinary machine, for comparison with others only."""
+
+
+@lru_cache(maxsize=128)
+def _decomposed(program: Program) -> tuple[Matrices, ...] | None:
+    return decompose(program)
+
+
+@lru_cache(maxsize=1024)
+def plan_check(program: Program) -> CheckPlan:
+    """Choose the cheapest sound check of a program, without its data."""
+    total, size = flops(program), bytes_read(program) + bytes_written(program)
+    found = _decomposed(program)
+    if found is None:
+        return CheckPlan("recompute", total, size, 0.0, total / SLOW)
+    plan = schedule(program)
+    wanted = {v for m in found for term in m.piece.terms for v in (term.left, term.right)}
+    prologue = sum(
+        plan.steps[n].operator.flops(
+            tuple(plan.specs[v] for v in plan.steps[n].operands), plan.steps[n].specs, plan.steps[n].attributes
+        )
+        for n in needed(program, sorted(wanted))
+    )
+    recompute, seconds, work, tiles = prologue / SLOW, 3 * prologue / SLOW, 3.0 * prologue, 0
+    miss = 0.0
+    operands: set[tuple[int, int]] = set()
+    for m in found:
+        dtype = plan.specs[program.outputs[m.output]].dtype
+        fast = dtype[0] in "fc" or dtype == "bfloat16"
+        area = m.extent(m.batch) * m.extent(m.rows) * m.extent(m.columns)
+        tiles += m.extent(m.batch)
+        seconds += area * SECONDS_PER_ELEMENT
+        recompute += m.flops / (FAST if fast else SLOW)
+        if dtype == "bool":
+            work += m.flops
+            seconds += m.flops / FAST
+            continue
+        projections = PROJECTIONS if fast else INTEGER_PROJECTIONS
+        miss = max(miss, MISS if fast else 2.0**-INTEGER_PROJECTIONS)
+        work += 2.0 * projections * area + 2.0 * ROWS * m.flops / 2 / max(m.extent(m.rows), 1)
+        for term in m.piece.terms:
+            for value in (term.left, term.right):
+                if (value, m.output if value >= len(program.inputs) else 0) not in operands:
+                    operands.add((value, m.output if value >= len(program.inputs) else 0))
+                    elements = math.prod(plan.specs[value].shape)
+                    work += 4.0 * projections * elements
+                    seconds += elements * (SECONDS_PER_ELEMENT if fast else projections / SLOW)
+    seconds += tiles * SECONDS_PER_TILE
+    if seconds < recompute:
+        return CheckPlan("algebraic", work, size, miss, seconds)
+    return CheckPlan("recompute", total, size, 0.0, recompute)
+
+
+def check_result(
+    program: Program,
+    inputs: Sequence[Source],
+    outputs: Sequence[Array],
+    *,
+    method: Method = "auto",
+    replica: Sequence[Array] | None = None,
+    rng: np.random.Generator | None = None,
+    statistics: OperandStatistics | None = None,
+    digests: Sequence[Hashable] | None = None,
+) -> CheckReport:
+    """Check the outputs that somebody says a program has for some inputs.
+
+    Parameters
+    ----------
+    inputs : sequence of array or callable
+        As for `goblin_dask.graphs.execute.execute`; read-only memory maps will do.
+    outputs : sequence of array
+        Committed before this call, as the random numbers are drawn in it.
+    method : {"auto", "recompute", "compare"}
+        ``auto``: algebraic or recomputation, whichever `plan_check` finds cheaper. ``compare``: with `replica`.
+    replica : sequence of array, optional
+        The same outputs from another owner's volunteer.
+    rng : numpy.random.Generator, optional
+        For measurements only; default: from the operating system's entropy.
+    statistics : OperandStatistics, optional
+        Keeps what is known of operands between checks, under `digests`.
+    digests : sequence of str, optional
+        Addresses of the inputs.
+
+    Returns
+    -------
+    CheckReport
+        ``failed`` when the program cannot be computed on these inputs, which says nothing of the outputs.
+    """
+    started = time.process_time()
+    plan = plan_check(program)
+
+    def report(finding: Finding, name: str, work: float) -> CheckReport:
+        settled = "settle" if finding.settled and finding.verdict != "accepted" else name
+        return CheckReport(
+            verdict=finding.verdict,
+            method=settled,
+            ratio=float(finding.ratio),
+            settled=finding.settled,
+            reason=finding.reason,
+            seconds=time.process_time() - started,
+            flops=work,
+            miss=finding.miss,
+        )
+
+    specs = [schedule(program).specs[value] for value in program.outputs]
+    if reason := misshapen(outputs, specs):
+        return report(Finding("wrong", math.inf, reason=reason, miss=0.0), "structural", 0.0)
+    try:
+        if method == "compare" and replica is not None:
+            if reason := misshapen(replica, specs):
+                return report(Finding("unproven", math.inf, reason=f"the replica has {reason}"), "replicate", 0.0)
+            return report(*_compare(program, inputs, outputs, replica, plan, rng, statistics, digests))
+        return report(*_check(program, inputs, outputs, method, plan, rng, statistics, digests))
+    except GoblinError as error:
+        return CheckReport("failed", plan.method, reason=str(error), seconds=time.process_time() - started)
+
+
+def _check(
+    program: Program,
+    inputs: Sequence[Source],
+    outputs: Sequence[Array],
+    method: Method,
+    plan: CheckPlan,
+    rng: np.random.Generator | None,
+    statistics: OperandStatistics | None,
+    digests: Sequence[Hashable] | None,
+) -> tuple[Finding, str, float]:
+    found = _decomposed(program)
+    if method == "auto" and plan.method == "algebraic" and found is not None:
+        generator = rng if rng is not None else np.random.default_rng()
+        finding = check_algebraically(program, found, inputs, outputs, generator, statistics, digests)
+        return finding, "algebraic", plan.flops
+    return check_by_recomputation(program, inputs, outputs), "recompute", flops(program)
+
+
+def _compare(
+    program: Program,
+    inputs: Sequence[Source],
+    outputs: Sequence[Array],
+    replica: Sequence[Array],
+    plan: CheckPlan,
+    rng: np.random.Generator | None,
+    statistics: OperandStatistics | None,
+    digests: Sequence[Hashable] | None,
+) -> tuple[Finding, str, float]:
+    """Compare two owners' results; whoever is right is found out by checking where they differ, or are dull."""
+    dull = any(is_constant(array) for array in outputs)
+    if not dull and all(equal(a, b).all() for a, b in zip(outputs, replica, strict=True)):
+        return Finding("accepted", 0.0, miss=0.0), "replicate", 0.0
+    if not dull:
+        ratio = _distance(program, inputs, outputs, replica)
+        if ratio <= 1:
+            return Finding("accepted", ratio, miss=0.0), "replicate", 2 * flops(program)
+    return _check(program, inputs, outputs, "auto", plan, rng, statistics, digests)
+
+
+def _distance(program: Program, inputs: Sequence[Source], outputs: Sequence[Array], replica: Sequence[Array]) -> float:
+    """Largest distance of two results over what the sigma rule allows."""
+    fine = evaluate(program, inputs, program.outputs, DOUBLE)
+    coarse = evaluate(program, inputs, program.outputs, SINGLE)
+    worst = 0.0
+    for a, b, y, z in zip(outputs, replica, fine, coarse, strict=True):
+        if not is_floating(a.dtype) and a.dtype.kind != "c":
+            if not np.array_equal(a, b):
+                return math.inf
+            continue
+        ratio = distance(a, b, sigma(z, y, a.dtype)).ratio
+        if not ratio <= worst:
+            worst = ratio
+    return worst
+
+
+def thresholds(
+    program: Program, inputs: Sequence[Source], outputs: Sequence[Array], rng: np.random.Generator | None = None
+) -> tuple[float, ...]:
+    """For each output, the smallest wrong entry that a check always finds, in 99 of 100 places.
+
+    For tests, and for those who lie on purpose.
+    """
+    plan, found = plan_check(program), _decomposed(program)
+    if plan.method == "algebraic" and found is not None:
+        generator = rng if rng is not None else np.random.default_rng()
+        return check_algebraically(program, found, inputs, outputs, generator).thresholds
+    sizes = []
+    for bounded in carry(program, inputs, program.outputs):
+        tight = bounded.errors()[0]
+        finite = tight[np.isfinite(tight)]
+        sizes.append(2 * float(np.quantile(finite, 0.99)) if finite.size else 0.0)
+    return tuple(sizes)
