@@ -24,6 +24,10 @@ class WorkerJoined:
     machine: m.Machine
     holding: tuple[str, ...] = ()
     """Attempts that it still has in hand, after the gateway was restarted or its session opened anew."""
+    lab: str = ""
+    """Of a validator: the laboratory whose results alone it checks; empty for the operator's, which check all."""
+    place: str = ""
+    """Opaque; equal to a laboratory's when both are on one host, so that blobs are mapped instead of moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class WorkerLeft:
 @dataclass(frozen=True, slots=True)
 class LabJoined:
     lab: str
+    place: str = ""
+    """As in `WorkerJoined`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Dispatch:
     inputs: tuple[m.BlobRef, ...]
     peak: int
     deadline: float
+    """Seconds from now."""
     check: CheckOrder | None = None
     """None: a lease for a volunteer; else a check for a validator."""
 
@@ -120,7 +127,8 @@ class Record:
     host_key: str
     """(owner, host, device, driver, versions) as one digest."""
     kind: str
-    """accepted, wrong, unproven, late, lost, failed, withdrawn."""
+    """accepted, wrong, unproven, late, lost, failed, withdrawn; ignored: a message that it was not entitled to send;
+    clone: its host key is connected from two networks at once."""
     task: str
     attempt: str
     method: str = ""

@@ -1,0 +1,49 @@
+"""Which task for which worker: an estimate in seconds, and who may have what."""
+
+from __future__ import annotations
+
+from goblin_dask.gateway.workers import CORRECTION, MAPPED_LINK, Worker
+from goblin_dask.verify.lifecycle import TaskLife
+
+OVERHEAD = 0.02
+"""Seconds that every attempt takes, whatever its size."""
+
+
+def weigh(task_inputs: dict[str, int], worker: Worker) -> int:
+    """Bytes of a task's inputs that the worker does not hold."""
+    held = worker.held
+    if not held:
+        return sum(task_inputs.values())
+    return sum(nbytes for name, nbytes in task_inputs.items() if name not in held)
+
+
+def seconds(inputs: dict[str, int], output_bytes: int, flops: float, worker: Worker, *, mapped: bool) -> float:
+    """Time that the worker is expected to need for a task, without what it has in hand already."""
+    link = MAPPED_LINK if mapped else worker.link
+    moved = weigh(inputs, worker) + output_bytes
+    return OVERHEAD + max(0.0, flops) / worker.speed + moved / link
+
+
+def trust(worker: Worker) -> float:
+    """Factor on expected time: work of hosts that fail often has to be done again."""
+    record = worker.record
+    good = record.accepted + 1.0
+    bad = record.wrong * 4.0 + record.lost + record.late + record.failed + record.unproven
+    return min(8.0, (good + bad) / good)
+
+
+def cost_of_waiting(expected: float, worker: Worker) -> float:
+    """Seconds until the worker would be done with a further task: smaller is better."""
+    return (worker.ahead + expected) * min(CORRECTION[1], worker.correction) * trust(worker)
+
+
+def crossed(life: TaskLife, worker: Worker) -> float:
+    """Factor for replicas: machines of one class may agree on a wrong number, so classes are crossed on purpose."""
+    if life.policy.method != "replicate":
+        return 1.0
+    alike = any(
+        attempt.holder.numeric_class == worker.holder.numeric_class
+        for attempt in life.attempts.values()
+        if attempt.state in ("leased", "committed", "uploaded", "checking")
+    )
+    return 4.0 if alike else 1.0

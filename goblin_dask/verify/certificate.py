@@ -1,0 +1,131 @@
+"""Certificates: how the parts of a finished array, or of a whole job, were verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from goblin_dask.messages import Verdict
+from goblin_dask.verify.policy import UNCHECKED
+
+LABORATORY = "laboratory"
+"""Method of parts that the laboratory computed itself."""
+
+LISTED = 1000
+"""Parts that a certificate names one by one; with more, it counts them."""
+
+VERSION = 1
+
+
+@dataclass(slots=True)
+class _Method:
+    parts: int = 0
+    volunteers: set[str] = field(default_factory=set)
+    worst_ratio: float = 0.0
+    miss: float = 0.0
+    """Largest of any part."""
+    miss_any: float = 0.0
+    """Sum over the parts: bounds the probability that any of them is wrong unnoticed."""
+    rejected: int = 0
+    check_seconds: float = 0.0
+    names: list[str] = field(default_factory=list)
+
+    def merge(self, other: _Method) -> None:
+        self.parts += other.parts
+        self.volunteers |= other.volunteers
+        self.worst_ratio = max(self.worst_ratio, other.worst_ratio)
+        self.miss = max(self.miss, other.miss)
+        self.miss_any += other.miss_any
+        self.rejected += other.rejected
+        self.check_seconds += other.check_seconds
+        self.names += other.names
+
+
+class Certificate:
+    """How each part was verified: method, distinct volunteers, worst residual over tolerance, miss probability."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, _Method] = {}
+
+    def add(self, verdict: Verdict, part: str = "") -> None:
+        """Add one verified part, with its name within the array (``0.3``) where it has one."""
+        method = self._methods.setdefault(verdict.method, _Method())
+        method.merge(
+            _Method(
+                1, set(verdict.volunteers), verdict.ratio, verdict.miss, verdict.miss,
+                verdict.rejected, verdict.check_seconds, [part] if part else [],
+            )
+        )  # fmt: skip
+
+    def add_laboratory(self, parts: int = 1, names: tuple[str, ...] = ()) -> None:
+        """Add parts that the laboratory computed itself: nobody had to be trusted."""
+        self._methods.setdefault(LABORATORY, _Method()).merge(_Method(parts, names=list(names)))
+
+    def merge(self, other: Certificate) -> None:
+        """Take over the parts of another certificate."""
+        for name, method in other._methods.items():
+            self._methods.setdefault(name, _Method()).merge(method)
+
+    @property
+    def parts(self) -> int:
+        """Number of parts."""
+        return sum(method.parts for method in self._methods.values())
+
+    @property
+    def volunteers(self) -> int:
+        """Number of distinct volunteers whose results are in it."""
+        return len(set().union(*(method.volunteers for method in self._methods.values())))
+
+    @property
+    def worst_ratio(self) -> float:
+        """Worst residual over its tolerance, of all parts."""
+        return max((method.worst_ratio for method in self._methods.values()), default=0.0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part was checked, or computed in the laboratory."""
+        return UNCHECKED not in self._methods
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, for Zarr attributes. Volunteers are counted, not named."""
+        methods: dict[str, dict[str, Any]] = {}
+        for name, method in sorted(self._methods.items()):
+            methods[name] = {
+                "parts": method.parts,
+                "volunteers": len(method.volunteers),
+                "worst_ratio": method.worst_ratio,
+                "miss_probability": method.miss,
+                "miss_probability_any": min(1.0, method.miss_any),
+                "rejected": method.rejected,
+                "check_seconds": round(method.check_seconds, 6),
+            }
+            if method.names and self.parts <= LISTED:
+                methods[name]["names"] = sorted(method.names)
+        return {
+            "version": VERSION,
+            "parts": self.parts,
+            "volunteers": self.volunteers,
+            "worst_ratio": self.worst_ratio,
+            "complete": self.complete,
+            "methods": methods,
+        }
+
+    def summary(self) -> str:
+        """A few words for a person."""
+        if not self._methods:
+            return "nothing was computed"
+        ways = ", ".join(
+            f"{method.parts} {name}" for name, method in sorted(self._methods.items(), key=lambda item: -item[1].parts)
+        )
+        text = f"{self.parts} {'part' if self.parts == 1 else 'parts'}: {ways}"
+        if self.volunteers:
+            word = "volunteer" if self.volunteers == 1 else "volunteers"
+            text += f"; {self.volunteers} {word}; worst residual {self.worst_ratio:.2g} of its tolerance"
+            text += f"; probability of an unnoticed error at most {self._miss_any():.2g}"
+        return text
+
+    def _miss_any(self) -> float:
+        return min(1.0, sum(method.miss_any for method in self._methods.values()))
+
+    def __repr__(self) -> str:
+        return f"<Certificate: {self.summary()}>"

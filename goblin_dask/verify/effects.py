@@ -1,0 +1,148 @@
+"""Effects: what follows from a fact in the life of a task, as `goblin_dask.verify.lifecycle.TaskLife` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from goblin_dask.messages import BlobRef, CheckReport, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A worker as the life of a task sees it."""
+
+    worker: str
+    owner: str
+    network: str
+    host: str
+    """The machine, whatever device and versions."""
+    key: str
+    """Host key of its reputation."""
+    identity: str
+    """Pseudonym for the certificate."""
+    numeric_class: str = ""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try of a task on one volunteer."""
+
+    name: str
+    holder: Holder
+    since: float
+    state: str = "leased"
+    """leased, committed, uploaded, checking, unproven, accepted; gone ones: lost, wrong, failed, withdrawn."""
+    late: bool = False
+    """Its deadline has passed; what it still brings is welcome while the task is open."""
+    outputs: tuple[BlobRef, ...] = ()
+    seconds: float = 0.0
+    fetched: int = 0
+    sent: int = 0
+    order: Order | None = None
+    failed_checks: int = 0
+    avoid: set[str] = field(default_factory=set)
+    """Validators whose check of it failed."""
+
+
+@dataclass(slots=True)
+class Order:
+    """How an attempt's result is to be checked."""
+
+    method: str
+    replica: Attempt | None = None
+    final: bool = False
+    """Nobody else can compute the task: an unproven result ends it."""
+    dispute: bool = False
+    """Two replicas differ: this one is judged even when the other was accepted meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """This attempt's result waits for a validator."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """A check accepted this attempt's result."""
+
+    attempt: Attempt
+    report: CheckReport
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """This attempt's result was proven wrong."""
+
+    attempt: Attempt
+    report: CheckReport
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """This attempt's result could be proven neither right nor wrong."""
+
+    attempt: Attempt
+    report: CheckReport
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """This attempt ended without a result: ``lost``, ``late`` or ``failed``."""
+
+    attempt: Attempt
+    kind: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nobody waits for this attempt any more."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class StopCheck:
+    """Nobody waits for this check any more."""
+
+    check: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """These uploads of the attempt may go."""
+
+    attempt: Attempt
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The task has a result."""
+
+    outputs: tuple[BlobRef, ...]
+    verdict: Verdict
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The grid gives the task up. `forgive`: host keys whose failures were the task's."""
+
+    kind: str
+    reason: str
+    needs: int = 0
+    forgive: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A message that says nothing new, or that nobody was entitled to send."""
+
+    reason: str
+    suspicious: bool = False
+
+
+Effect = Judge | Credit | Blame | Doubt | Charge | Stop | StopCheck | Drop | Accepted | Failed | Ignored

@@ -1,0 +1,84 @@
+"""What a researcher may ask of verification, and what each answer is worth."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from goblin_dask.errors import InputError
+from goblin_dask.messages import CheckReport, Policy
+
+UNCHECKED = "unchecked"
+"""Method of a result that ``sample`` accepted without a check."""
+
+REPLICAS = 2
+"""Copies that ``replicate`` compares."""
+
+
+def parse(text: str | Policy) -> Policy:
+    """Policy that a text means: ``auto``, ``recompute``, ``replicate`` or ``sample:p`` with ``0 < p <= 1``.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    if isinstance(text, Policy):
+        return text
+    if not isinstance(text, str):
+        raise InputError(f"verify= takes a text such as 'auto' or 'sample:0.1', not {type(text).__name__}")
+    name, colon, value = text.strip().partition(":")
+    if name in ("auto", "recompute", "replicate") and not colon:
+        return Policy(name)  # type: ignore[arg-type]
+    if name == "sample":
+        try:
+            probability = float(value)
+        except ValueError:
+            probability = math.nan
+        if 0.0 < probability <= 1.0:
+            return Policy("sample", probability)
+        raise InputError(
+            f"verify={text!r}: the share of chunks to check must be a number above 0 and at most 1, as in 'sample:0.1'"
+        )
+    raise InputError(
+        f"verify={text!r} is no policy; use 'auto', 'recompute', 'replicate' or 'sample:p', e.g. 'sample:0.1'"
+    )
+
+
+def sampled(policy: Policy, *, suspicious: bool, rng: random.Random) -> bool:
+    """Whether a result that has just been committed and handed in is to be checked.
+
+    To be asked after the commitment only: a volunteer that could foresee the draw would lie on the others. A host
+    that was ever proven wrong is always checked.
+    """
+    if policy.method != "sample" or suspicious:
+        return True
+    return rng.random() < policy.probability
+
+
+def order(policy: Policy, *, suspicious: bool) -> str:
+    """Method of a result's first check: trust changes which one, never whether."""
+    return "recompute" if policy.method == "recompute" or suspicious else "auto"
+
+
+def demands_more(policy: Policy, method: str) -> bool:
+    """Whether a result accepted by `method` does not yet satisfy `policy`."""
+    return method == UNCHECKED and policy.method != "sample"
+
+
+def miss(policy: Policy, report: CheckReport | None) -> float:
+    """Upper bound of the probability that a wrong result is accepted like this one was.
+
+    Parameters
+    ----------
+    report : CheckReport or None
+        None when the result was accepted without a check.
+    """
+    if report is None:
+        return 1.0 - policy.probability
+    return min(1.0, max(0.0, report.miss))
+
+
+def undetected(probability: float, lies: int) -> float:
+    """Probability that a volunteer with that many wrong results meets no check at all under ``sample``."""
+    return float((1.0 - probability) ** lies)
