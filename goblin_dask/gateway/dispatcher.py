@@ -235,7 +235,7 @@ class Dispatcher:
             self.outcomes.totals.bytes_in += fetched
         if hand.attempt.state == "wrong":
             self.leases.release(hand)
-        self.outcomes.apply(ticket, effects)
+        self.outcomes.apply(ticket, effects, worker)
         if hand.attempt.state != "committed" or hand.name not in self.leases.hands:
             self.leases.feed(worker)
         elif message.uploaded and all(blob.inline is not None for blob in hand.attempt.outputs):

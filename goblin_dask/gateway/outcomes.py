@@ -100,7 +100,7 @@ class Outcomes:
         stage = life.stage
         if stage != ticket.stage:
             self._stage(ticket, stage)
-            if stage in ("queued", "leased", "checking"):
+            if stage in ("queued", "leased", "checking") and lab.away_since is None:
                 self.tell(ticket.lab, m.TaskProgress(life.task.task, stage))
         if life.state != "open" and life.settled and life.unchecked is None:
             self.forget(ticket)

@@ -11,7 +11,7 @@ import enum
 import heapq
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -118,8 +118,8 @@ class _Job(Generic[T]):
                 continue
             if fit is Fit.WAIT:
                 if best is None:
-                    break
-                continue
+                    best = _WAITING
+                break
             good += 1
             value = rank(entry.item)
             if best is None or value < best_rank:
@@ -130,6 +130,10 @@ class _Job(Generic[T]):
             if item[2] is not best:
                 heapq.heappush(heap, item)
         return best
+
+
+_WAITING: Entry[Any] = Entry(None, "", "", (), 0, 0.0, 0.0)
+"""Stands for an entry that the worker must wait for, and take nothing else."""
 
 
 class _Lab(Generic[T]):
@@ -211,7 +215,7 @@ class FairQueue(Generic[T]):
             entry = from_lab(house) if house is not None and house.live else None
         else:
             entry = self._shares.visit(lambda house: house.charged if house.live else None, from_lab)
-        if entry is None:
+        if entry is None or entry is _WAITING:
             return None
         house = self._labs[entry.lab]
         house.charged += entry.cost
