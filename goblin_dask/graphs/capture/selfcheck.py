@@ -30,7 +30,7 @@ from goblin_dask.messages import ArraySpec
 
 SUMMING = {Kind.REDUCTION, Kind.CUMULATIVE, Kind.CONTRACTION, Kind.LINALG, Kind.FFT}
 EXACT = frozenset(
-    "max min all any argmax argmin nanargmax nanargmin nanmax nanmin cumulative_max cumulative_min count_nonzero".split()
+    ["max", "min", "all", "any", "argmax", "argmin", "nanargmax", "nanargmin", "nanmax", "nanmin", "cumulative_max", "cumulative_min", "count_nonzero"]
 )
 """Reductions that round nothing."""
 SLACK = 16.0

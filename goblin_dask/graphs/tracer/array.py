@@ -277,10 +277,7 @@ def _method(name: str, function: Any) -> Any:
     return method
 
 
-for _name in (
-    "all any argmax argmin argpartition argsort choose clip compress cumprod cumsum diagonal dot max mean min nonzero "
-    "prod ptp put repeat round searchsorted squeeze std sum swapaxes take trace var"
-).split():
+for _name in ["all", "any", "argmax", "argmin", "argpartition", "argsort", "choose", "clip", "compress", "cumprod", "cumsum", "diagonal", "dot", "max", "mean", "min", "nonzero", "prod", "ptp", "put", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes", "take", "trace", "var"]:
     setattr(Tracer, _name, _method(_name, getattr(np, _name)))
 for _name in ("conj", "conjugate"):
     setattr(Tracer, _name, _method(_name, np.conjugate))

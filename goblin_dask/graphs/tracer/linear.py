@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from goblin_dask.graphs.tracer import casting
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import astype, tracer
 from goblin_dask.graphs.tracer.dispatch import routed, rule
-from goblin_dask.graphs.tracer.reductions import into
 from goblin_dask.graphs.tracer.recorder import op, ops
+from goblin_dask.graphs.tracer.reductions import into
 
 
 def _common(*values: Any) -> list[Tracer]:
@@ -69,7 +68,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     right = [normalize_axis_index(i, b.ndim) for i in right]
     if len(left) != len(right) or any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)):
         raise ValueError(f"shape-mismatch for sum: {a.shape} and {b.shape} over {axes}")
-    return op("tensordot", a, b, axes_a=tuple(left), axes_b=tuple(right))
+    return op("tensordot", a, b, a_axes=tuple(left), b_axes=tuple(right))
 
 
 @rule(np.einsum)
@@ -135,27 +134,9 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if ord is None or (ord == 2 and len(axes) == 1) or (ord in ("fro", "f") and len(axes) == 2):
         squares = np.multiply(x, x) if x.dtype.kind != "c" else np.square(np.real(x)) + np.square(np.imag(x))
         return np.sqrt(np.sum(squares, axis=axes, keepdims=keepdims))
-    if len(axes) == 1:
-        (i,) = axes
-        size = np.abs(x)
-        if ord == np.inf:
-            return np.max(size, axis=i, keepdims=keepdims)
-        if ord == -np.inf:
-            return np.min(size, axis=i, keepdims=keepdims)
-        if ord == 0:
-            return np.sum(astype(np.not_equal(x, 0), size.dtype), axis=i, keepdims=keepdims)
-        if ord == 1:
-            return np.sum(size, axis=i, keepdims=keepdims)
-        if isinstance(ord, str):
-            raise ValueError(f"Invalid norm order {ord!r} for vectors")
-        return np.power(np.sum(np.power(size, ord), axis=i, keepdims=keepdims), 1 / np.asarray(ord, size.dtype)[()])
-    if len(axes) == 2 and ord in (1, -1, np.inf, -np.inf):
-        row, column = axes
-        first, second = (row, column) if abs(ord) == 1 else (column, row)
-        sums = np.sum(np.abs(x), axis=first, keepdims=True)
-        result = (np.max if ord > 0 else np.min)(sums, axis=second, keepdims=True)
-        return result if keepdims else np.squeeze(result, axes)
-    raise NotTraceable(f"np.linalg.norm with ord={ord!r}")
+    if (isinstance(ord, str) and (ord != "nuc" or len(axes) != 2)) or len(axes) > 2:
+        raise ValueError(f"Invalid norm order {ord!r}")
+    return op("norm", x, ord=ord, axes=axes, keepdims=bool(keepdims))
 
 
 @rule(np.linalg.inv)
@@ -216,18 +197,21 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: 
 def eigh(a: Any, UPLO: str = "L") -> Any:
     a = _inexact(tracer(a))
     _square(a)
-    if UPLO.upper() != "L":
-        raise NotTraceable("np.linalg.eigh with UPLO='U'")
-    return np.linalg._linalg.EighResult(*ops("eigh", a))  # type: ignore[attr-defined]
+    return np.linalg._linalg.EighResult(*ops("eigh", a, triangle=UPLO.upper()))  # type: ignore[attr-defined]
 
 
 @rule(np.linalg.eigvalsh)
 def eigvalsh(a: Any, UPLO: str = "L") -> Any:
     a = _inexact(tracer(a))
     _square(a)
-    if UPLO.upper() != "L":
-        raise NotTraceable("np.linalg.eigvalsh with UPLO='U'")
-    return op("eigvalsh", a)
+    return op("eigvalsh", a, triangle=UPLO.upper())
+
+
+@rule(np.linalg.matrix_power)
+def matrix_power(a: Any, n: int) -> Any:
+    a = tracer(a)
+    _square(a)
+    return op("matrix_power", a, n=int(n))
 
 
 @rule(np.linalg.eig, np.linalg.eigvals, np.linalg.lstsq, np.linalg.matrix_rank, np.linalg.cond, np.linalg.pinv)
@@ -242,9 +226,8 @@ def solve_triangular(
 ) -> Any:
     a, b = (_inexact(each) for each in _common(a, b))
     _square(a)
-    if trans not in (0, "N"):
-        raise NotTraceable("solve_triangular with trans=")
-    return op("solve_triangular", a, b, lower=bool(lower), unit_diagonal=bool(unit_diagonal))
+    kinds = {0: 0, 1: 1, 2: 2, "N": 0, "T": 1, "C": 2}
+    return op("solve_triangular", a, b, lower=bool(lower), unit_diagonal=bool(unit_diagonal), trans=kinds[trans])
 
 
 @routed(scipy.linalg.lu)
@@ -273,40 +256,39 @@ def scipy_svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, overw
 
 
 # --- Fourier transforms -----------------------------------------------------------------------------------------
-def _transform(name: str, module: Any) -> None:
-    function = getattr(module, name)
-    kind = name[:-1] if name.endswith(("2", "n")) else name
+def _plain(name: str, args: Any, kwargs: Any) -> None:
+    if any(each is not None and each is not False for each in (*args, *kwargs.values())):
+        raise NotTraceable(f"{name} with more than an array, sizes, axes and a norm")
 
-    def one(a: Any, n: Any = None, axis: int = -1, norm: Any = None, *args: Any, **kwargs: Any) -> Any:
+
+def _along(name: str) -> Any:
+    def recorded(a: Any, n: Any = None, axis: int = -1, norm: Any = None, *args: Any, **kwargs: Any) -> Any:
         _plain(name, args, kwargs)
-        return _fft(tracer(a), kind, None if n is None else [int(n)], [axis], norm)
+        a = tracer(a)
+        axis = normalize_axis_index(int(axis), a.ndim)
+        return op(name, a, axis=axis, n=None if n is None else int(n), norm=norm or "backward")
 
-    def several(a: Any, s: Any = None, axes: Any = (-2, -1) if name.endswith("2") else None, norm: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return recorded
+
+
+def _over(name: str, operator: str, default: Any) -> Any:
+    def recorded(a: Any, s: Any = None, axes: Any = default, norm: Any = None, *args: Any, **kwargs: Any) -> Any:
         _plain(name, args, kwargs)
         a = tracer(a)
         if axes is None:
             axes = range(a.ndim) if s is None else range(a.ndim - len(s), a.ndim)
-        return _fft(a, kind, None if s is None else [int(each) for each in s], list(axes), norm)
+        axes = normalize_axis_tuple(tuple(axes), a.ndim)
+        sizes = () if s is None else tuple(int(each) for each in s)
+        if tuple(sorted(axes)) != axes and (sizes or operator.startswith(("r", "ir"))):
+            raise NotTraceable(f"{name} over axes in another order than the array's")
+        return op(operator, a, axes=axes, s=sizes, norm=norm or "backward")
 
-    (rule if module is np.fft else routed)(function)(several if name.endswith(("2", "n")) else one)
-
-
-def _plain(name: str, args: Any, kwargs: Any) -> None:
-    if any(each is not None for each in (*args, *kwargs.values())):
-        raise NotTraceable(f"{name} with more than an array, sizes, axes and a norm")
-
-
-def _fft(a: Tracer, kind: str, sizes: list[int] | None, axes: list[int], norm: Any) -> Any:
-    axes = [normalize_axis_index(int(each), a.ndim) for each in axes]
-    if len(set(axes)) != len(axes):
-        raise NotTraceable("a Fourier transform twice along one axis")
-    if sizes is not None and any(each < 1 for each in sizes):
-        raise ValueError(f"Invalid number of data points {sizes} specified.")
-    return op(kind, a, axes=tuple(axes), sizes=None if sizes is None else tuple(sizes), norm=norm or "backward")
+    return recorded
 
 
-for _name in ("fft", "ifft", "rfft", "irfft", "fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn", "hfft", "ihfft"):
-    _transform(_name, np.fft)
-    _transform(_name, scipy.fft)
-
-__all__ = ["math"]
+for _module, _register in ((np.fft, rule), (scipy.fft, routed)):
+    for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
+        _register(getattr(_module, _name))(_along(_name))
+    for _name in ("fft", "ifft", "rfft", "irfft"):
+        _register(getattr(_module, _name + "2"))(_over(_name + "2", _name + "n", (-2, -1)))
+        _register(getattr(_module, _name + "n"))(_over(_name + "n", _name + "n", None))

@@ -22,27 +22,30 @@ def _flat(a: Any, axis: Any) -> tuple[Tracer, int]:
     return a, normalize_axis_index(axis, a.ndim)
 
 
-@rule(np.sort)
-def sort(a: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
-    a, axis = _flat(a, axis)
-    return op("sort", a, axis=axis)
+def _ordering(name: str) -> Any:
+    def recorded(a: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
+        a, axis = _flat(a, axis)
+        return op(name, a, axis=axis, stable=bool(stable) or kind in ("stable", "mergesort"))
+
+    return recorded
 
 
-@rule(np.argsort)
-def argsort(a: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
-    a, axis = _flat(a, axis)
-    return op("argsort", a, axis=axis)
+def _partial_ordering(name: str) -> Any:
+    def recorded(a: Any, kth: Any, axis: Any = -1, kind: str = "introselect", order: Any = None) -> Any:
+        a, axis = _flat(a, axis)
+        n = a.shape[axis] if a.ndim else 1
+        places = [int(each) for each in np.atleast_1d(kth)]
+        if any(not -n <= each < n for each in places):
+            raise ValueError(f"kth(={kth}) out of bounds ({n})")
+        return op(name, a, axis=axis, kth=tuple(each % n for each in places))
+
+    return recorded
 
 
-@rule(np.partition)
-def partition(a: Any, kth: Any, axis: Any = -1, kind: str = "introselect", order: Any = None) -> Any:
-    """Sorted whole: a partition's order within its parts is nobody's promise."""
-    return sort(a, axis)
-
-
-@rule(np.argpartition)
-def argpartition(a: Any, kth: Any, axis: Any = -1, kind: str = "introselect", order: Any = None) -> Any:
-    return argsort(a, axis)
+rule(np.sort)(_ordering("sort"))
+rule(np.argsort)(_ordering("argsort"))
+rule(np.partition)(_partial_ordering("partition"))
+rule(np.argpartition)(_partial_ordering("argpartition"))
 
 
 @rule(np.searchsorted)
@@ -55,57 +58,47 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
 
 @rule(np.digitize)
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    bins = tracer(bins)
-    edges = bins.elements("the order of bins")
-    if edges.size == 0:
-        raise NotTraceable("np.digitize without bins")
-    x = tracer(x)
-    if np.all(edges[1:] >= edges[:-1]):
-        return searchsorted(bins, x, side="left" if right else "right")
-    if not np.all(edges[1:] <= edges[:-1]):
-        raise ValueError("bins must be monotonically increasing or decreasing")
-    return edges.size - searchsorted(Tracer.of(edges[::-1].copy(), bins.literals), x, side="right" if right else "left")
+    return op("digitize", tracer(x), tracer(bins), right=bool(right))
 
 
 @rule(np.histogram)
 def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
-    """Counts by sorting and searching: NumPy's rule that the last bin is closed included."""
-    if density or weights is not None or isinstance(bins, str):
-        raise NotTraceable("np.histogram with density=, weights= or named bins")
     a = tracer(a)
-    if isinstance(bins, Tracer):
-        bins = bins.elements("the order of bins") if bins.ndim else int(bins)
-    if isinstance(range, (list, tuple)):
+    flat = casting.reshape(a, (a.size,))
+    operands = [flat] if weights is None else [flat, casting.reshape(tracer(weights), (tracer(weights).size,))]
+    if isinstance(bins, Tracer) and bins.ndim == 0:
+        bins = int(bins)
+    if isinstance(bins, str) or density:
+        raise NotTraceable("np.histogram with density= or named bins")
+    if isinstance(bins, (Tracer, list, tuple)):
+        edges = tracer(bins)
+    else:
+        if range is None:
+            raise NotTraceable("np.histogram without range=: the bins depend on data")
         range = tuple(float(each) if isinstance(each, Tracer) else each for each in range)
-    if np.ndim(bins) == 0 and range is None:
-        raise NotTraceable("np.histogram without range=: the bins depend on data")
-    if a.dtype.kind == "b" or a.dtype.kind == "c":
-        raise NotTraceable(f"np.histogram of {a.dtype}")
-    edges = np.histogram_bin_edges(np.zeros((0,), a.dtype), bins, range)
-    ordered = op("sort", casting.reshape(a, (a.size,)), axis=0)
-    below = searchsorted(known(edges[:-1].copy()) if False else ordered, known(edges[:-1].copy()), side="left")
-    end = searchsorted(ordered, known(edges[-1:].copy()), side="right")
-    return np.diff(np.concatenate([below, end])), known(edges)
+        edges = known(np.histogram_bin_edges(np.zeros((0,), a.dtype), bins, range))
+    return op("histogram", operands[0], edges, *operands[1:]), edges
 
 
 @rule(np.bincount)
 def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
-    raise NotTraceable("np.bincount: the shape of the result depends on data")
+    """With the length that is asked for; the operator raises for a value that does not fit into it."""
+    if not minlength:
+        raise NotTraceable("np.bincount without minlength=: the shape of the result depends on data")
+    weighted = [] if weights is None else [tracer(weights, np.float64)]
+    return op("bincount", tracer(x), *weighted, length=int(minlength))
 
 
 @rule(np.isin)
 def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None) -> Any:
-    element, tests = tracer(element), tracer(test_elements)
-    if element.size * tests.size > 2**24:
-        raise NotTraceable("np.isin against many elements")
-    flat = casting.reshape(tests, (tests.size,))
-    found = np.any(np.equal(element[..., None], flat), axis=-1)
-    return np.logical_not(found) if invert else found
+    return op("isin", tracer(element), tracer(test_elements), invert=bool(invert))
 
 
 @rule(np.interp)
 def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
-    raise NotTraceable("np.interp is not in the catalogue")
+    if left is not None or right is not None or period is not None:
+        raise NotTraceable("np.interp with left=, right= or period=")
+    return op("interp", tracer(x), tracer(xp), tracer(fp))
 
 
 @rule(np.lexsort)

@@ -79,7 +79,7 @@ def spec_of(array: Any) -> ArraySpec:
     dtype = array.dtype
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and dtype.name != "bfloat16") or not dtype.isnative:
         raise NotTraceable(f"arrays of dtype {dtype} are not computed on volunteers")
-    if dtype.itemsize > 8 and dtype.kind != "c" or dtype.itemsize > 16:
+    if (dtype.itemsize > 8 and dtype.kind != "c") or dtype.itemsize > 16:
         raise NotTraceable(f"arrays of dtype {dtype} are not computed on volunteers")
     return ArraySpec(tuple(map(int, array.shape)), dtype.name)
 

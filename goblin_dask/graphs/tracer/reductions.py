@@ -278,70 +278,43 @@ def _nan_argument(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = 
 
 
 # --- order statistics -------------------------------------------------------------------------------------------
-def _quantile(a: Any, q: Any, axis: Any, keepdims: bool, method: str) -> Tracer:
-    """Linear interpolation between order statistics, with NumPy's formula and its NaN."""
-    a = tracer(a)
-    if a.dtype.kind not in "biuf" or method not in ("linear", "lower", "higher", "nearest", "midpoint"):
-        raise NotTraceable(f"np.quantile of {a.dtype} by {method!r}")
-    axes = axes_of(a, axis)
-    rest = [i for i in range(a.ndim) if i not in axes]
-    n = math.prod(a.shape[i] for i in axes)
-    if n == 0:
-        raise NotTraceable("a quantile of nothing")
-    flat = casting.reshape(np.transpose(a, [*axes, *rest]), (n, *(a.shape[i] for i in rest)))  # type: ignore[call-overload]
-    ordered = op("sort", flat, axis=0)
-    q = np.asarray(q)
-    results = []
-    for each in q.ravel().tolist():
-        # What NumPy does is asked of NumPy, on ranks instead of data.
-        ranks = np.arange(n, dtype=np.float64)
-        low = int(np.quantile(ranks, each, method="lower"))
-        high = int(np.quantile(ranks, each, method="higher"))
-        if method in ("lower", "higher", "nearest"):
-            results.append(ordered[int(np.quantile(ranks, each, method=method))])
-            continue
-        gamma = 0.5 if method == "midpoint" and low != high else each * (n - 1) - math.floor(each * (n - 1))
-        below, above = ordered[low], ordered[min(low + 1, n - 1)] if method == "linear" else ordered[high]
-        below, above = (astype(v, _floating(v.dtype)) for v in (below, above))
-        step = np.subtract(above, below)
-        gamma_ = below.dtype.type(gamma)
-        result = np.subtract(above, step * (1 - gamma_)) if gamma >= 0.5 else np.add(below, step * gamma_)
-        results.append(result)
-    value = np.stack(results) if q.ndim else results[0]  # type: ignore[call-overload]
-    if a.dtype.kind == "f":
-        value = np.where(np.isnan(ordered[-1]), value.dtype.type(np.nan), value)
-    value = casting.reshape(value, (*q.shape, *value.shape[1:])) if q.ndim else value
-    if keepdims:
-        kept = tuple(1 if i in axes else size for i, size in enumerate(a.shape))
-        value = casting.reshape(value, (*q.shape, *kept))
-    return value  # type: ignore[no-any-return]
+METHODS = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
-@rule(np.median)
-def median(a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False) -> Any:
+def _statistic(name: str, a: Any, axis: Any, out: Any, keepdims: Any, *q: Tracer, **attributes: Any) -> Any:
     a = tracer(a)
     axes = axes_of(a, axis)
-    n = math.prod(a.shape[i] for i in axes)
-    if n == 0 or a.dtype.kind not in "biuf":
-        raise NotTraceable(f"np.median of {a.dtype} {a.shape}")
-    rest = [i for i in range(a.ndim) if i not in axes]
-    flat = casting.reshape(np.transpose(a, [*axes, *rest]), (n, *(a.shape[i] for i in rest)))  # type: ignore[call-overload]
-    ordered = op("sort", flat, axis=0)
-    middle = mean(ordered[(n - 1) // 2 : n // 2 + 1], 0)
-    if a.dtype.kind == "f":
-        middle = np.where(np.isnan(ordered[-1]), ordered[-1], middle)
-    if keepdims and keepdims is not NONE:
-        middle = casting.reshape(middle, tuple(1 if i in axes else size for i, size in enumerate(a.shape)))
-    return into(out, middle)
+    if a.dtype.kind not in "biuf" or math.prod(a.shape[i] for i in axes) == 0:
+        raise NotTraceable(f"np.{name} of {a.dtype} {a.shape}")
+    return into(out, op(name, a, *q, axes=axes, keepdims=keepdims is not NONE and bool(keepdims), **attributes))
 
 
-@rule(np.percentile)
-def percentile(a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, method: str = "linear", keepdims: Any = False, **kwargs: Any) -> Any:  # noqa: E501
-    q = q.elements("a percentile") if isinstance(q, Tracer) else q
-    return into(out, _quantile(a, np.true_divide(q, 100), axis, keepdims is True, method))
+def _median(name: str) -> Any:
+    def recorded(a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False) -> Any:
+        return _statistic(name, a, axis, out, keepdims)
+
+    return recorded
 
 
-@rule(np.quantile)
-def quantile(a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, method: str = "linear", keepdims: Any = False, **kwargs: Any) -> Any:  # noqa: E501
-    q = q.elements("a quantile") if isinstance(q, Tracer) else q
-    return into(out, _quantile(a, q, axis, keepdims is True, method))
+def _quantile(name: str, scale: int) -> Any:
+    def recorded(
+        a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, method: str = "linear",
+        keepdims: Any = False, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        if method not in METHODS or any(value is not None for value in kwargs.values()):
+            raise NotTraceable(f"np.{name} with method={method!r} or weights=")
+        q = q if isinstance(q, Tracer) else Tracer.of(np.asarray(q))
+        if scale > 1:
+            kind = tracer(a).dtype
+            q = np.true_divide(q, kind.type(scale) if kind.kind == "f" else scale)
+        return _statistic(name, a, axis, out, keepdims, q, method=method)
+
+    return recorded
+
+
+rule(np.median)(_median("median"))
+rule(np.nanmedian)(_median("nanmedian"))
+rule(np.percentile)(_quantile("quantile", 100))
+rule(np.nanpercentile)(_quantile("nanquantile", 100))
+rule(np.quantile)(_quantile("quantile", 1))
+rule(np.nanquantile)(_quantile("nanquantile", 1))

@@ -12,7 +12,7 @@ from goblin_dask.errors import NotTraceable
 from goblin_dask.graphs.tracer import casting
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import astype, broadcast_to, contains_tracer, tracer
-from goblin_dask.graphs.tracer.dispatch import REBIND, call, known, rule
+from goblin_dask.graphs.tracer.dispatch import known, rule
 from goblin_dask.graphs.tracer.rebind import stand_in
 from goblin_dask.graphs.tracer.recorder import op
 
@@ -269,33 +269,27 @@ def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
 def flip(m: Any, axis: Any = None) -> Any:
     m = tracer(m)
     axes = tuple(range(m.ndim)) if axis is None else normalize_axis_tuple(axis, m.ndim)
-    return m[tuple(slice(None, None, -1 if i in axes else 1) for i in range(m.ndim))]
+    return op("flip", m, axes=axes) if axes else m.copy()
 
 
 @rule(np.roll)
 def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     a = tracer(a)
     if axis is None:
-        return casting.reshape(roll(ravel(a), shift, 0), a.shape)
+        return casting.reshape(roll(casting.reshape(a, (a.size,)), shift, 0), a.shape)
     shifts, axes = np.broadcast_arrays(shift, normalize_axis_tuple(axis, a.ndim, allow_duplicate=True))
     for s, i in zip(shifts.ravel().tolist(), axes.ravel().tolist(), strict=True):
-        n = a.shape[i]
-        if n and s % n:
-            head = (slice(None),) * i
-            a = concatenate([a[(*head, slice(n - s % n, None))], a[(*head, slice(None, n - s % n))]], i)
+        if a.shape[i] and s % a.shape[i]:
+            a = op("roll", a, shift=(s % a.shape[i],), axes=(i,))
     return a
 
 
-@rule(np.diagonal, np.linalg.diagonal)
+@rule(np.diagonal)
 def diagonal(a: Any, offset: int = 0, axis1: int | None = None, axis2: int | None = None) -> Any:
     a = tracer(a)
     axis1 = normalize_axis_index(0 if axis1 is None else axis1, a.ndim)
     axis2 = normalize_axis_index(1 if axis2 is None else axis2, a.ndim)
-    rest = [i for i in range(a.ndim) if i not in (axis1, axis2)]
-    n, m = a.shape[axis1], a.shape[axis2]
-    flat = casting.reshape(transpose(a, [*rest, axis1, axis2]), (*(a.shape[i] for i in rest), n * m))
-    index = np.diagonal(np.arange(n * m).reshape(n, m), offset)
-    return flat[..., known(index)]
+    return op("diagonal", a, offset=int(offset), axis1=axis1, axis2=axis2)
 
 
 @rule(np.trace)
@@ -310,12 +304,7 @@ def diag(v: Any, k: int = 0) -> Any:
         return diagonal(v, k)
     if v.ndim != 1:
         raise ValueError("Input must be 1- or 2-d.")
-    n = v.shape[0] + abs(k)
-    zero = Tracer.of(np.zeros((n, n), v.dtype))
-    spread = np.zeros((n, n), np.intp)
-    on = np.eye(n, k=k, dtype=bool)
-    spread[on] = np.arange(v.shape[0])
-    return op("where", known(on), v[known(spread)], zero) if v.shape[0] else zero
+    return op("diag", v, offset=int(k))
 
 
 @rule(np.take)
@@ -348,16 +337,21 @@ def take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Any:
     return op("take_along_axis", arr, indices, axis=axis)
 
 
+def _part(val: Any, which: int) -> Any:
+    """Real or imaginary part: every other number."""
+    a = tracer(val)
+    numbers = casting.bitcast(expand_dims(a, -1), np.zeros((), a.dtype).real.dtype)
+    return numbers[..., which]
+
+
 @rule(np.real)
 def real(val: Any) -> Any:
-    val = tracer(val)
-    return op("real", val) if val.dtype.kind == "c" else val.copy()
+    return _part(val, 0) if tracer(val).dtype.kind == "c" else tracer(val)
 
 
 @rule(np.imag)
 def imag(val: Any) -> Any:
-    val = tracer(val)
-    return op("imag", val) if val.dtype.kind == "c" else full_like(val, 0)
+    return _part(val, 1) if tracer(val).dtype.kind == "c" else full_like(val, 0)
 
 
 @rule(np.iscomplexobj)
@@ -386,10 +380,14 @@ def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
     a = tracer(a)
     if a.dtype.kind in "iu" and decimals >= 0:
         result = a.copy()
-    elif decimals == 0 and a.dtype.kind != "b":
+    elif a.dtype.kind != "f":
+        raise NotTraceable(f"np.round of {a.dtype} to {decimals} decimals")
+    elif decimals == 0:
         result = np.rint(a)
     else:
-        result = op("round", a, decimals=decimals)
+        # NumPy's own steps, so that the bits are NumPy's.
+        factor = a.dtype.type(10.0 ** abs(decimals))
+        result = np.rint(a * factor) / factor if decimals > 0 else np.rint(a / factor) * factor
     if out is not None:
         out.become(result)
         return out
@@ -417,6 +415,16 @@ def clip(a: Any, a_min: Any = np._NoValue, a_max: Any = np._NoValue, out: Any = 
     return result
 
 
+@rule(np.tril)
+def tril(m: Any, k: int = 0) -> Any:
+    return op("tril", tracer(m), k=int(k))
+
+
+@rule(np.triu)
+def triu(m: Any, k: int = 0) -> Any:
+    return op("triu", tracer(m), k=int(k))
+
+
 @rule(np.choose)
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     raise NotTraceable("np.choose is not in the catalogue")
@@ -441,6 +449,3 @@ def unravel_index(indices: Any, shape: Any, order: str = "C") -> Any:
         result.append(index % int(n))
         index = index // int(n)
     return tuple(result[::-1])
-
-
-__all__ = ["REBIND", "call"]

@@ -1,0 +1,339 @@
+"""`lower`: from Dask's unoptimised graph to a `Plan` of programs on blocks.
+
+Every task is one of: a *source* or a *sink*, known by its function; an *alias* that only says where arrays are; a *grid*
+task, whose function was recorded as a program and checked (`goblin_dask.graphs.capture.templates`); a *dynamic* task,
+whose operands' shapes only its predecessors' results will tell; or a *lab* task, which runs as it is, and the plan says
+why. Nothing that cannot be recorded is ever an error.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from goblin_dask.errors import InputError
+from goblin_dask.graphs.capture.dask_internals import Alias, DataNode, GraphNode, Request, Task, TaskRef
+from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, map_tree, specs_of, unflatten
+from goblin_dask.graphs.capture.templates import Template, Templates
+from goblin_dask.labnode import sources
+from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Operand, Output, Plan
+from goblin_dask.messages import ArraySpec
+
+
+def lower(graph: Any, keys: Any, *, check: bool = True) -> Plan:
+    """Lower a graph.
+
+    Parameters
+    ----------
+    graph : dict, HighLevelGraph or Expr
+        As a Dask scheduler is given it.
+    keys : key or (nested) list of keys
+        What is wanted.
+    check : bool
+        Compare each recording with its function on drawn data before it is trusted. Only tests turn that off.
+    """
+    request = graph if isinstance(graph, Request) else Request.of(graph, keys)
+    with _without_collector():
+        return Lowering(request.graph, request.keys, check=check).plan()
+
+
+@contextmanager
+def _without_collector() -> Any:
+    """Hundreds of thousands of small objects are made and none is garbage: looking for it costs half the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Lowering:
+    """One lowering: the graph, and what is known of each key so far."""
+
+    def __init__(self, graph: Mapping[Key, GraphNode], keys: Iterable[Key], *, check: bool = True) -> None:
+        self.graph = graph
+        self.keys = tuple(keys)
+        self.templates = Templates(check)
+        self._numbers: dict[Key, int] = {}
+        """Of each key done: the number of its specs in `Templates.trees`; -1 where not known."""
+        self._views: dict[Key, tuple[Any, tuple[Operand, ...]]] = {}
+        """Keys whose arrays are other keys': their trees, and whose arrays the leaves are."""
+        self._delayed: dict[Key, LabTask] = {}
+        """Sources that are in the plan only if somebody reads them by key."""
+        self._literals: dict[int, tuple[Any, Key]] = {}
+        self._plan = Plan(keys=self.keys)
+
+    def plan(self) -> Plan:
+        """Do it."""
+        start = time.perf_counter()
+        for key in self._ordered():
+            node = self.graph[key]
+            kind = type(node)
+            if kind is Alias:
+                self._alias(key, node.target)
+            elif kind is DataNode:
+                self._data(key, node)
+            else:
+                self._task(key, node)
+        self._close()
+        plan, trees = self._plan, self.templates.trees.trees
+        plan.specs = {key: trees[number] for key, number in self._numbers.items() if number >= 0}
+        plan.templates = len(self.templates)
+        plan.tasks = len(self._numbers)
+        plan.seconds = time.perf_counter() - start
+        return plan
+
+    def _ordered(self) -> list[Key]:
+        """The keys that are needed, each after all that it reads."""
+        graph = self.graph
+        missing = [key for key in self.keys if key not in graph]
+        if missing:
+            raise InputError(f"the key {missing[0]!r} is wanted, but the graph does not have it")
+        done: set[Key] = set()
+        order: list[Key] = []
+        stack: list[Key] = list(reversed(self.keys))
+        open_: set[Key] = set()
+        while stack:
+            key = stack[-1]
+            if key in done:
+                stack.pop()
+                continue
+            waiting = [each for each in graph[key].dependencies if each not in done and each in graph]
+            if waiting:
+                if key in open_:
+                    raise InputError(f"the graph has a cycle through the key {key!r}")
+                open_.add(key)
+                stack.extend(waiting)
+                continue
+            open_.discard(key)
+            stack.pop()
+            done.add(key)
+            order.append(key)
+        return order
+
+    # --- one key ------------------------------------------------------------------------------------------------
+    def _alias(self, key: Key, target: Key) -> None:
+        number = self._numbers[key] = self._numbers.get(target, -1)
+        if number < 0:
+            self._lab(key, self.graph[key], (target,), "alias")
+            return
+        if target in self._views:
+            self._views[key] = self._views[target]
+            return
+        leaves, tree = flatten(self.templates.trees.trees[number], lambda value: isinstance(value, ArraySpec))
+        self._views[key] = (tree, tuple([Operand(target, i) for i in range(len(leaves))]))
+
+    def _data(self, key: Key, node: DataNode) -> None:
+        self._numbers[key] = self.templates.trees.number(sources.data_spec(node.value))
+        self._delayed[key] = LabTask(key, node, (), "data")
+
+    def _task(self, key: Key, node: Any) -> None:
+        numbers = self._numbers
+        dependencies = node.dependencies
+        function = node.func
+        if sources.is_sink(function):
+            self._lab(key, node, tuple(dependencies), "sink")
+        elif sources.is_getter(function):
+            self._getter(key, node)
+        elif sources.is_load(function):
+            self._lab(key, node, tuple(dependencies), "source")
+        elif not dependencies:
+            self._lab(key, node, (), "source", spec=sources.source_spec(node))
+        elif any(numbers.get(each, -1) < 0 for each in dependencies):
+            numbers[key] = -1
+            self._plan.dynamic.append(DynamicTask(key, node, tuple(dependencies)))
+        else:
+            self._traced(key, node)
+
+    def _getter(self, key: Key, node: Any) -> None:
+        region = sources.region_of(node, self.graph)
+        spec = None if region is None else sources.region_spec(region)
+        if region is None or spec is None:
+            self._lab(key, node, tuple(node.dependencies), "source")
+            return
+        # The array stands in the task itself, so that nobody has to keep it under a key of its own.
+        task = Task(key, node.func, region.array, region.index, *node.args[2:])
+        self._numbers[key] = self.templates.trees.number(spec)
+        self._plan.lab.append(LabTask(key, task, (), "source", region=region))
+
+    def _traced(self, key: Key, node: Any) -> None:
+        template = self.templates.of(node, self._numbers)
+        self._numbers[key] = template.result
+        if template.unsure is not None:
+            self._plan.dynamic.append(DynamicTask(key, node, tuple(node.dependencies)))
+        elif template.reason:
+            self._lab(key, node, tuple(node.dependencies), "lab", template.reason, template.result)
+        else:
+            operands = self._operands(template)
+            if template.program is None:
+                self._views[key] = (template.tree, operands)
+            else:
+                self._plan.grid.append(GridTask(template.program, operands, (Output(key, template.tree),)))
+
+    def _operands(self, template: Template) -> tuple[Operand, ...]:
+        refs, views = self.templates.skeletons.refs, self._views
+        operands = []
+        for kind, what, leaf in template.sources:
+            if kind == "operand":
+                key = refs[what]
+                operands.append(views[key][1][leaf] if key in views else Operand(key, leaf))
+            else:
+                operands.append(self._literal(self.templates.skeletons.literals[what] if kind == "literal" else what))
+        return tuple(operands)
+
+    def _literal(self, array: Any) -> Operand:
+        """An array that stands in a task's arguments, under a key of its own."""
+        known = self._literals.get(id(array))
+        if known is None:
+            key = ("literal", len(self._literals))
+            while key in self.graph:
+                key = ("literal", key)  # type: ignore[assignment]
+            known = self._literals[id(array)] = (array, key)
+            self._plan.lab.append(LabTask(key, DataNode(key, array), (), "data"))
+        return Operand(known[1])
+
+    def _lab(
+        self,
+        key: Key,
+        node: Any,
+        dependencies: tuple[Key, ...],
+        kind: str,
+        reason: str = "",
+        number: int = -1,
+        spec: ArraySpec | None = None,
+    ) -> None:
+        self._numbers[key] = number if spec is None else self.templates.trees.number(spec)
+        self._plan.lab.append(LabTask(key, node, dependencies, kind, reason))
+
+    # --- the end ------------------------------------------------------------------------------------------------
+    def _close(self) -> None:
+        """Add what is read by key: views and data that so far stand for nothing but other keys and themselves."""
+        plan, views, delayed = self._plan, self._views, self._delayed
+        read: set[Key] = set(plan.keys)
+        for task in (*plan.lab, *plan.dynamic):
+            read.update(task.dependencies)
+        for key in [each for each in read if each in views]:
+            tree, operands = views[key]
+            bases = tuple(dict.fromkeys(operand.key for operand in operands))
+            plan.lab.append(LabTask(key, Task(key, pick, tree, operands, bases, *map(TaskRef, bases)), bases, "alias"))
+            read.update(bases)
+        for grid in plan.grid:
+            read.update([operand.key for operand in grid.operands])
+        plan.lab.extend(delayed[key] for key in delayed if key in read)
+
+
+def pick(tree: Any, operands: tuple[Operand, ...], keys: tuple[Key, ...], *values: Any) -> Any:
+    """The value of an ``alias``: a tree of other keys' arrays, or of the references to them; nothing is computed."""
+    leaves = {key: arrays_of(value) for key, value in zip(keys, values, strict=True)}
+    return unflatten(tree, [leaves[operand.key][operand.leaf] for operand in operands])
+
+
+def arrays_of(value: Any) -> list[Any]:
+    """Arrays of a tree in the order in which `Operand.leaf` counts them; references to arrays count as arrays."""
+    return flatten(value, lambda each: is_array(each) or hasattr(each, "spec"))[0]
+
+
+# --- at run time ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class LateTask:
+    """What a `DynamicTask` turned out to be."""
+
+    reason: str = ""
+    """Why it runs in the laboratory; empty where it does not."""
+    task: GridTask | None = None
+    """None with an empty reason: the value is `tree`, of the operands' arrays; nothing is computed."""
+    tree: Any = None
+    operands: tuple[Operand, ...] = ()
+    literals: tuple[tuple[Key, Any], ...] = ()
+    """Operands that are no keys of the graph but arrays of the task itself."""
+
+
+class LateLowering:
+    """Lowers `DynamicTask`s one by one, sharing templates between them.
+
+    Parameters
+    ----------
+    templates : Templates, optional
+        Functions are told apart by identity: the tasks must stay alive as long as this does, and be the same objects.
+    """
+
+    def __init__(self, templates: Templates | None = None) -> None:
+        self.templates = templates or Templates()
+        self._kept: list[Any] = []
+
+    def lower(self, task: DynamicTask, operands: Mapping[Key, Any], values: Any = None) -> LateTask:
+        """Trace a task whose operands are known by now.
+
+        Parameters
+        ----------
+        task : DynamicTask
+        operands : mapping
+            Of each key that it reads, the tree with an `ArraySpec` in the place of each array; None (or anything that
+            is no plain array within it) where a program cannot hold the value.
+        values : callable, optional
+            Gives a key's value, arrays and all; asked only for functions that raise on drawn data.
+        """
+        node, templates = task.task, self.templates
+        self._kept.append(node)
+        numbers = {key: templates.trees.number(tree) for key, tree in operands.items()}
+        unknown = [key for key in node.dependencies if numbers.get(key, -1) < 0]
+        if unknown:
+            return LateTask("an operand is no plain array of numbers")
+        if type(node) is not Task and not isinstance(node, Task):
+            return LateTask("it is no call of a function")
+        template = templates.of(node, numbers)
+        if template.unsure is not None and values is not None:
+            try:
+                template = templates.settle(node, template, [values(key) for key in templates.skeletons.refs])
+            except Exception as error:  # the researcher's function raises: so it will in the laboratory, where it shows
+                return LateTask(f"the function raises {type(error).__name__}: {error}")
+        if template.reason or template.unsure is not None:
+            return LateTask(template.reason)
+        refs, literals, found = templates.skeletons.refs, [], []
+        for kind, what, leaf in template.sources:
+            if kind == "operand":
+                found.append(Operand(refs[what], leaf))
+                continue
+            array = templates.skeletons.literals[what] if kind == "literal" else what
+            literals.append((("literal", task.key, len(literals)), array))
+            found.append(Operand(literals[-1][0]))
+        if template.program is None:
+            return LateTask(tree=template.tree, operands=tuple(found))
+        grid = GridTask(template.program, tuple(found), (Output(task.key, template.tree),))
+        return LateTask(task=grid, tree=template.tree, operands=tuple(found), literals=tuple(literals))
+
+
+def specs_or_none(value: Any) -> Any:
+    """Tree of specs of a value; None where a program cannot hold it."""
+    try:
+        return specs_of(value)
+    except TypeError:
+        return None
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """How much of a graph is for the grid, and why the rest is not.
+
+    A task counts that reads at least one array and is neither source nor sink. Aliases move nothing and do not count.
+    """
+    grid = sum(task.origins for task in plan.grid)
+    lab = [task for task in plan.lab if task.kind == "lab"]
+    total = grid + len(lab) + len(plan.dynamic)
+    return {
+        "grid": grid,
+        "lab": len(lab),
+        "dynamic": len(plan.dynamic),
+        "share": grid / total if total else 1.0,
+        "reasons": dict(Counter(task.reason for task in lab)),
+    }
+
+
+__all__ = ["LateLowering", "LateTask", "Leaf", "Lowering", "arrays_of", "lower", "map_tree", "pick", "summary"]
+_ = Hashable
