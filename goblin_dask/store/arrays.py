@@ -143,7 +143,21 @@ def source_region(array: Any, index: Any, blobs: BlobStore) -> ChunkRef:
                 return ref
         if nbytes(kept) > SLAB:
             return ChunkRef(blobs.put(_slabs(array, bounds, spec.dtype)), kept, nbytes(kept))
-    return store_array(blobs, _meant(np.asarray(array[index if len(index) != 1 else index[0]]), spec.dtype))
+    return store_array(blobs, _meant(_select(array, index, spec.shape), spec.dtype))
+
+
+def _select(array: Any, index: tuple[Any, ...], shape: tuple[int, ...]) -> Array:
+    """``array[index]``; Zarr knows no slices of negative step, so what these span is read and turned round."""
+    if isinstance(array, zarr.Array) and bool(index) and all(isinstance(item, slice) for item in index):
+        ranges = [range(*item.indices(length)) for item, length in zip(index, shape, strict=False)]
+        if any(r.step < 0 for r in ranges):
+            span = tuple(
+                item if r.step > 0 else slice(r[-1], r[0] + 1) if r else slice(0, 0)
+                for r, item in zip(ranges, index, strict=True)
+            )
+            turn = tuple(slice(None, None, r.step if r.step < 0 else 1) for r in ranges)
+            return np.asarray(array[span])[turn]
+    return np.asarray(array[index if len(index) != 1 else index[0]])
 
 
 def _meant(array: Array, dtype: str) -> Array:

@@ -71,6 +71,8 @@ def verify(key: bytes, text: str, *, now: float | None = None) -> Grant:
         raw = base64.urlsafe_b64decode(text.encode("ascii"))
     except (binascii.Error, UnicodeEncodeError) as error:
         raise Refused("the grant is not written as grants are") from error
+    if base64.urlsafe_b64encode(raw).decode() != text:
+        raise Refused("the grant is not written as grants are")
     signature, payload = raw[:32], raw[32:]
     if not hmac.compare_digest(signature, _signature(key, payload)):
         raise Refused("the grant was not signed for this laboratory")

@@ -9,9 +9,14 @@ _installed: dict[int, Any] = {}
 
 async def dask_setup(worker: Any) -> None:
     """Called by Dask in the worker's process before it connects."""
+    from goblin_dask.errors import GoblinError
     from goblin_dask.volunteer.plugin import install
 
-    _installed[id(worker)] = await install(worker)
+    try:
+        _installed[id(worker)] = await install(worker)
+    except GoblinError as error:
+        # Dask logs what a preload raises and goes on without it; a worker that can do nothing must not join
+        raise SystemExit(f"goblin: {error}") from error
 
 
 async def dask_teardown(worker: Any) -> None:

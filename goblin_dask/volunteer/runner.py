@@ -54,6 +54,9 @@ T = TypeVar("T")
 SMALL = 16 << 20
 """Bytes of projected peak below which memory is neither asked for before nor returned after an attempt."""
 
+INLINE_TOGETHER = 4 << 20
+"""Bytes of an attempt's outputs that travel inside one message; a gateway bounds what it reads."""
+
 _decode = lru_cache(maxsize=256)(decode)
 
 
@@ -230,10 +233,11 @@ class Runner:
         start = time.process_time()
         arrays = list(execute(program, inputs.sources()))
         arrays.reverse()
-        outputs = []
+        outputs, room = [], INLINE_TOGETHER
         while arrays:  # each is dropped as soon as its bytes are in a memory file
             array = arrays.pop()
-            outputs.append(_output(buffer_of(array), spec_of(array)))
+            outputs.append(_output(buffer_of(array), spec_of(array), room))
+            room -= len(outputs[-1].ref.inline or b"")
             del array
         seconds = time.process_time() - start
         if needs > SMALL:
@@ -296,9 +300,9 @@ async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
-def _output(buffer: memoryview, spec: ArraySpec) -> _Output:
+def _output(buffer: memoryview, spec: ArraySpec, room: int) -> _Output:
     name = digest(buffer)
-    if buffer.nbytes <= INLINE_LIMIT:
+    if buffer.nbytes <= min(INLINE_LIMIT, room):
         return _Output(BlobRef(name, spec, buffer.nbytes, bytes(buffer)))
     return _Output(BlobRef(name, spec, buffer.nbytes), memory_file([buffer]))
 
