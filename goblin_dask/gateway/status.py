@@ -1,26 +1,26 @@
-"""What can be seen from outside: the `Board` listens to the same events and instructions as everybody else.
+"""What can be seen from outside: `Status`, encoded, is ``/goblin/status.json``.
 
-``/goblin/status.json`` is a `Status`, encoded; the monitoring page and ``goblin status`` read it. It shows nobody's
-name and no address of any data: workers and jobs appear under the random identities that the grid gave them.
+The dispatcher knows what is; the `Board` listens to the same events and instructions as everybody else and adds what
+has been: rates over time, latencies, the share of each way of verification. It shows nobody's name and no address of
+any data: workers and jobs appear under the random identities that the grid gave them.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from goblin_dask import messages as m
 from goblin_dask.gateway import events as e
 
-STATES: Final = ("queued", "leased", "committed", "uploaded", "checking", "accepted", "failed", "cancelled")
-"""Life of a task, as shown. The last three are ends."""
+STATES: Final = ("queued", "leased", "committed", "uploaded", "checking", "accepted", "failed")
+"""Life of a task, as shown; the last two are ends."""
 
-LIVE: Final = STATES[:5]
 PERIOD: Final = 2.0
 """Seconds between samples of `History`."""
 
@@ -29,8 +29,13 @@ WINDOW: Final = 5
 """Samples that a shown rate is averaged over."""
 
 JOBS: Final = 50
-HELD: Final = 4096
-"""Blobs per volunteer that its shown cache is counted from."""
+"""Jobs that are shown, newest first."""
+
+REMEMBERED: Final = 100_000
+"""Tasks whose time of submission is kept; more than that are not timed."""
+
+METHODS: Final = 16
+"""Names of methods come from validators: no more than this many are kept apart."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,38 +149,10 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Worker:
-    event: e.WorkerJoined
+    machine: m.Machine
     since: float
-    leases: set[str] = field(default_factory=set)
-    verdicts: Counter[str] = field(default_factory=Counter)
-    flops: float = 0.0
     wall: float = 0.0
-    held: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    quarantined: bool = False
-
-
-@dataclass(slots=True)
-class _Job:
-    name: str
-    since: float
-    last: float
-    submitted: int = 0
-    accepted: int = 0
-    failed: int = 0
-    live: int = 0
-    active: int = 0
-    flops: float = 0.0
-
-
-@dataclass(slots=True)
-class _Task:
-    job: _Job
-    flops: float
-    since: float
-    sizes: dict[str, int]
-    state: str = "queued"
-    attempts: dict[str, str] = field(default_factory=dict)
-    """State of each live attempt."""
+    checked: int = 0
 
 
 @dataclass(slots=True)
@@ -189,271 +166,171 @@ class _Method:
     miss: float = 0.0
 
 
+@dataclass(slots=True)
+class _Pending:
+    job: tuple[str, str]
+    flops: float
+    since: float
+
+
 class Board:
-    """Keeps count. Pure: time comes in as `now`, monotonic seconds."""
+    """Remembers what the dispatcher has no use for. Pure: time comes in as `now`, monotonic seconds."""
 
     def __init__(self, now: float):
         self.started = now
-        self.states: Counter[str] = Counter()
-        self.workers: dict[str, _Worker] = {}
-        self.methods: dict[str, _Method] = {}
-        self.labs: set[str] = set()
-        self.flops = self.compute_seconds = self.check_seconds = 0.0
-        self.down = self.up = 0
         self.quarantined = 0
         self.latencies: deque[float] = deque(maxlen=1000)
-        self._tasks: dict[tuple[str, str], _Task] = {}
-        self._attempts: dict[str, tuple[tuple[str, str], str]] = {}
-        self._jobs: OrderedDict[tuple[str, str], _Job] = OrderedDict()
+        self.methods: dict[str, _Method] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._pending: OrderedDict[tuple[str, str], _Pending] = OrderedDict()
+        self._jobs: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        """When each began and when it last got on."""
         self._history: deque[tuple[float, float, float, float, int, int]] = deque(maxlen=SAMPLES)
         self._marks: deque[tuple[float, float, int, int]] = deque([(now, 0.0, 0, 0)], maxlen=WINDOW + 1)
 
     # --- what happens -------------------------------------------------------------------------------------------
     def observe(self, event: e.Event, now: float) -> None:
-        """An event, before the dispatcher gets it."""
+        """An event, as the dispatcher gets it."""
         match event:
-            case e.TaskSubmitted(lab, task):
-                self._submitted(lab, task, now)
-            case e.FromWorker(worker, m.Committed() as message):
-                self._committed(worker, message)
-            case e.FromWorker(worker, m.Uploaded(attempt, _, sent)):
-                self.up += max(0, sent)
-                self._attempt(attempt, "uploaded")
-                self._free(worker, attempt)
-            case e.FromWorker(worker, m.AttemptFailed(attempt)):
-                self._drop(worker, attempt)
-            case e.FromWorker(worker, m.Checked(attempt, report)):
-                self._checked(worker, attempt, report)
-            case e.TaskCancelled(lab, task):
-                self._end((lab, task), "cancelled", now)
             case e.WorkerJoined(worker):
-                self.workers[worker] = _Worker(event, now)
+                self._workers[worker] = _Worker(event.machine, now)
             case e.WorkerLeft(worker):
-                if worker in self.workers:
-                    for attempt in list(self.workers[worker].leases):
-                        self._drop(worker, attempt)
-                    del self.workers[worker]
-            case e.LabJoined(lab):
-                self.labs.add(lab)
-            case e.LabLeft(lab):
-                self.labs.discard(lab)
+                self._workers.pop(worker, None)
+            case e.TaskSubmitted(lab, task):
+                self._pending.setdefault((lab, task.task), _Pending((lab, task.job), task.flops, now))
+                if len(self._pending) > REMEMBERED:
+                    self._pending.popitem(last=False)
+                self._job((lab, task.job), now)
+            case e.TaskCancelled(lab, name):
+                self._pending.pop((lab, name), None)
+            case e.FromWorker(worker, m.Committed() as message):
+                if worker in self._workers:
+                    self._workers[worker].wall += max(0.0, message.wall or message.seconds)
+            case e.FromWorker(worker, m.Checked(_, report)):
+                if worker in self._workers:
+                    self._workers[worker].checked += 1
+                method = self._method(report.method)
+                method.check_seconds += max(0.0, report.seconds)
+                method.rejected += report.verdict in ("wrong", "unproven")
 
     def follow(self, instructions: Iterable[e.Instruction], now: float) -> None:
         """What the dispatcher decided."""
         for instruction in instructions:
             match instruction:
-                case e.Dispatch(worker, lab, task, attempt):
-                    self._dispatched((lab, task), worker, attempt, instruction.check)
-                case e.Withdraw(worker, attempt):
-                    self._drop(worker, attempt)
                 case e.ToLab(lab, m.TaskAccepted() as message):
                     self._accepted(lab, message, now)
                 case e.ToLab(lab, m.TaskFailed(task)):
-                    self._end((lab, task), "failed", now)
-                case e.Record():
-                    self._recorded(instruction)
-                case e.Quarantine(worker):
+                    self._pending.pop((lab, task), None)
+                case e.Quarantine():
                     self.quarantined += 1
-                    if worker in self.workers:
-                        self.workers[worker].quarantined = True
-
-    def forget_lab(self, lab: str, now: float) -> None:
-        """A laboratory was given up: its tasks are gone."""
-        for key in [key for key in self._tasks if key[0] == lab]:
-            self._end(key, "cancelled", now)
-
-    def _submitted(self, lab: str, task: m.SubmitTask, now: float) -> None:
-        if (lab, task.task) in self._tasks:
-            return
-        job = self._jobs.get((lab, task.job))
-        if job is None:
-            job = self._jobs[lab, task.job] = _Job(task.job[:8], now, now)
-            if len(self._jobs) > JOBS:
-                idle = next((key for key, job in self._jobs.items() if not job.live), None)
-                if idle is not None:
-                    del self._jobs[idle]
-        job.submitted += 1
-        job.live += 1
-        sizes = {ref.digest: ref.nbytes for ref in task.inputs if ref.inline is None}
-        self._tasks[lab, task.task] = _Task(job, task.flops, now, sizes)
-        self.states["queued"] += 1
-
-    def _dispatched(self, key: tuple[str, str], worker: str, attempt: str, check: e.CheckOrder | None) -> None:
-        self._attempts[attempt] = key, worker
-        if worker in self.workers:
-            self.workers[worker].leases.add(attempt)
-        task = self._tasks.get(key)
-        if task is not None:
-            task.attempts[attempt] = "leased" if check is None else "checking"
-            self._settle(task)
-
-    def _attempt(self, attempt: str, state: str) -> _Task | None:
-        key, _ = self._attempts.get(attempt, (None, None))
-        task = self._tasks.get(key) if key is not None else None
-        if task is not None and attempt in task.attempts:
-            task.attempts[attempt] = state
-            self._settle(task)
-        return task
-
-    def _committed(self, worker: str, message: m.Committed) -> None:
-        self.down += max(0, message.fetched)
-        task = self._attempt(message.attempt, "uploaded" if message.uploaded else "committed")
-        who = self.workers.get(worker)
-        if who is None or task is None:
-            return
-        if message.uploaded:
-            self._free(worker, message.attempt)
-        who.wall += max(0.0, message.wall or message.seconds)
-        for digest in message.held:
-            if digest in task.sizes:
-                who.held[digest] = task.sizes[digest]
-                who.held.move_to_end(digest)
-        while len(who.held) > HELD:
-            who.held.popitem(last=False)
-
-    def _checked(self, worker: str, attempt: str, report: m.CheckReport) -> None:
-        self._drop(worker, attempt)
-        seconds = max(0.0, report.seconds)
-        self.check_seconds += seconds
-        if worker in self.workers:
-            self.workers[worker].verdicts["checked"] += 1
-        if report.verdict != "failed":
-            method = self.methods.setdefault(report.method[:16], _Method()) if len(self.methods) < 16 else _Method()
-            method.check_seconds += seconds
-            method.rejected += report.verdict != "accepted"
 
     def _accepted(self, lab: str, message: m.TaskAccepted, now: float) -> None:
-        task = self._tasks.get((lab, message.task))
-        if task is None:
+        task = self._pending.pop((lab, message.task), None)
+        if task is None:  # an answer that was given before
             return
         verdict = message.verdict
-        method = self.methods.setdefault(verdict.method, _Method())
+        method = self._method(verdict.method)
         method.accepted += 1
         method.flops += task.flops
         method.compute_seconds += verdict.compute_seconds
         method.ratio = max(method.ratio, verdict.ratio)
         method.miss = max(method.miss, verdict.miss)
-        self.compute_seconds += verdict.compute_seconds
-        self.flops += task.flops
-        task.job.flops += task.flops
         self.latencies.append(now - task.since)
-        self._end((lab, message.task), "accepted", now)
+        self._job(task.job, now)
 
-    def _recorded(self, record: e.Record) -> None:
-        who = self.workers.get(record.worker)
-        if who is not None:
-            who.verdicts[record.kind] += 1
-            if record.kind == "accepted":
-                who.flops += record.flops
-        if record.kind != "accepted":
-            self._drop(record.worker, record.attempt)
+    def _method(self, name: str) -> _Method:
+        name = name[:16] if name[:16] in self.methods or len(self.methods) < METHODS else "other"
+        return self.methods.setdefault(name, _Method())
 
-    def _free(self, worker: str, attempt: str) -> None:
-        if worker in self.workers:
-            self.workers[worker].leases.discard(attempt)
-
-    def _drop(self, worker: str, attempt: str) -> None:
-        self._free(worker, attempt)
-        key, _ = self._attempts.pop(attempt, (None, None))
-        task = self._tasks.get(key) if key is not None else None
-        if task is not None and task.attempts.pop(attempt, None) is not None:
-            self._settle(task)
-
-    def _settle(self, task: _Task) -> None:
-        state = max(task.attempts.values(), key=LIVE.index, default="queued")
-        if state != task.state:
-            self.states[task.state] -= 1
-            self.states[state] += 1
-            task.job.active += (state != "queued") - (task.state != "queued")
-            task.state = state
-
-    def _end(self, key: tuple[str, str], state: str, now: float) -> None:
-        task = self._tasks.pop(key, None)
-        if task is None:
-            return
-        for attempt in task.attempts:
-            _, worker = self._attempts.pop(attempt)
-            self._free(worker, attempt)
-        self.states[task.state] -= 1
-        self.states[state] += 1
-        job = task.job
-        job.live -= 1
-        job.active -= task.state != "queued"
-        job.accepted += state == "accepted"
-        job.failed += state == "failed"
-        job.submitted -= state == "cancelled"
-        job.last = now
+    def _job(self, key: tuple[str, str], now: float) -> None:
+        since, _ = self._jobs.get(key, (now, now))
+        self._jobs[key] = since, now
+        if len(self._jobs) > 1000:
+            self._jobs.popitem(last=False)
 
     # --- what is shown ------------------------------------------------------------------------------------------
-    def sample(self, now: float) -> None:
-        """To be called every `PERIOD` seconds."""
-        self._marks.append((now, self.flops, self.down, self.up))
-        then, flops, down, up = self._marks[0]
-        span = max(now - then, 1e-3)
-        rates = ((self.flops - flops) / span / 1e9, (self.down - down) / span / 1e6, (self.up - up) / span / 1e6)
-        self._history.append((time.time(), *rates, self.count("volunteer"), self.states["queued"]))
+    def sample(self, state: dict[str, Any], now: float) -> None:
+        """To be called every `PERIOD` seconds with the dispatcher's snapshot."""
+        mark = now, state["flops"], state["bytes_in"], state["bytes_out"]
+        self._marks.append(mark)
+        first = self._marks[0]
+        span = max(now - first[0], 1e-3)
+        rates = [(mark[i] - first[i]) / span for i in (1, 2, 3)]
+        volunteers = sum(worker["role"] == "volunteer" for worker in state["workers"])
+        queued = state["tasks"].get("queued", 0)
+        self._history.append((time.time(), rates[0] / 1e9, rates[1] / 1e6, rates[2] / 1e6, volunteers, queued))
 
-    def count(self, role: str) -> int:
-        """Workers of a role that are there."""
-        return sum(1 for worker in self.workers.values() if worker.event.role == role)
+    def latency(self) -> float:
+        """Median seconds from submission to acceptance."""
+        ordered = sorted(self.latencies)
+        return ordered[len(ordered) // 2] if ordered else 0.0
 
-    def status(self, now: float, relayed: int = 0) -> Status:
-        """Everything at this moment."""
-        columns: list[list[float]] = [list(column) for column in zip(*self._history, strict=True)] or [[]] * 6
-        latencies = sorted(self.latencies)
+    def status(self, state: dict[str, Any], now: float, relayed: int = 0) -> Status:
+        """Everything at this moment, from the dispatcher's snapshot and what was remembered."""
+        columns: list[Any] = [list(column) for column in zip(*self._history, strict=True)] or [[] for _ in range(6)]
+        roles = [worker["role"] for worker in state["workers"]]
         return Status(
             version=1,
             time=time.time(),
             uptime=now - self.started,
-            labs=len(self.labs),
-            volunteers=self.count("volunteer"),
-            validators=self.count("validator"),
-            tasks={state: self.states[state] for state in STATES},
-            latency=latencies[len(latencies) // 2] if latencies else 0.0,
-            workers=[self._worker_status(worker, now) for worker in self.workers.values()],
+            labs=sum(not lab["away"] for lab in state["labs"].values()),
+            volunteers=roles.count("volunteer"),
+            validators=roles.count("validator"),
+            tasks={stage: state["tasks"].get(stage, 0) for stage in STATES},
+            latency=self.latency(),
+            workers=[self._worker_status(worker, now) for worker in state["workers"]],
             methods=[
                 MethodStatus(name, *(getattr(method, field) for field in _Method.__slots__))
                 for name, method in sorted(self.methods.items())
             ],
-            jobs=[
-                JobStatus(
-                    job.name,
-                    job.submitted,
-                    job.accepted,
-                    job.failed,
-                    job.active,
-                    job.flops,
-                    (now if job.live else job.last) - job.since,
-                )
-                for job in reversed(self._jobs.values())
-            ],
+            jobs=[self._job_status(job, state, now) for job in reversed(state["jobs"][-JOBS:])],
             totals=Totals(
-                self.flops, self.down, self.up, relayed, self.compute_seconds, self.check_seconds, self.quarantined
+                flops=state["flops"],
+                bytes_to_volunteers=state["bytes_in"],
+                bytes_from_volunteers=state["bytes_out"],
+                bytes_relayed=relayed,
+                compute_seconds=state["compute_seconds"],
+                check_seconds=state["check_seconds"],
+                quarantined=self.quarantined,
             ),
-            history=History(*columns),  # type: ignore[arg-type]
+            history=History(*columns),
         )
 
-    def _worker_status(self, worker: _Worker, now: float) -> WorkerStatus:
-        machine, verdicts = worker.event.machine, worker.verdicts
-        measured = worker.flops > 0 and worker.wall > 0
-        state = "quarantined" if worker.quarantined else "working" if worker.leases else "idle"
+    def _worker_status(self, worker: dict[str, Any], now: float) -> WorkerStatus:
+        known = self._workers.get(worker["worker"]) or _Worker(m.Machine(""), now)
+        verdicts = worker["verdicts"]
+        measured = worker["flops"] > 0 and known.wall > 0
         return WorkerStatus(
-            id=worker.event.worker[:8],
-            role=worker.event.role,
-            state=state,
-            device=machine.device[:40],
-            threads=machine.threads,
-            seconds=now - worker.since,
-            leases=len(worker.leases),
-            flops=worker.flops / worker.wall if measured else machine.flops,
+            id=worker["worker"][:8],
+            role=worker["role"],
+            state="quarantined" if worker["quarantined"] else "working" if worker["leases"] else "idle",
+            device=worker["device"][:40],
+            threads=worker["threads"],
+            seconds=now - known.since,
+            leases=worker["leases"],
+            flops=worker["flops"] / known.wall if measured else known.machine.flops,
             measured=measured,
-            bandwidth=machine.bandwidth,
-            memory=machine.memory,
-            cache=min(sum(worker.held.values()), machine.cache),
-            cache_limit=machine.cache,
+            bandwidth=known.machine.bandwidth,
+            memory=worker["memory"],
+            cache=worker["cache"],
+            cache_limit=known.machine.cache,
             accepted=verdicts["accepted"],
             wrong=verdicts["wrong"],
             unproven=verdicts["unproven"],
             failed=verdicts["failed"] + verdicts["late"] + verdicts["lost"],
-            checked=verdicts["checked"],
+            checked=known.checked,
+        )
+
+    def _job_status(self, job: dict[str, Any], state: dict[str, Any], now: float) -> JobStatus:
+        lab, name = job["lab"], job["job"]
+        since, last = self._jobs.get((lab, name), (now, now))
+        waiting = state["queue"].get(lab, {}).get(name, 0)
+        return JobStatus(
+            id=name[:8],
+            submitted=job["submitted"],
+            accepted=job["accepted"],
+            failed=job["failed"],
+            active=max(0, job["open"] - waiting),
+            flops=job["flops"],
+            seconds=(now if job["open"] > 0 else last) - since,
         )
