@@ -1,8 +1,9 @@
 """An 8192 × 8192 float32 product from Zarr to Zarr on a local grid, against NumPy and against Dask's `LocalCluster`.
 
 Two one-thread volunteers and one validator, every actor a process of its own, both layers of checks on every chunk;
-everything on this machine's cores. Each run has a new left operand, for what was accepted is never computed again. Peers
-are measured in the same run: NumPy from Zarr to Zarr (read, ``a @ b``, write), ``a @ b`` alone, and a `LocalCluster` of two one-thread workers at the best of its chunkings.
+everything on this machine's cores. Each run has a new left operand, for what was accepted is never computed again.
+Peers are measured in the same run: NumPy from Zarr to Zarr (read, ``a @ b``, write), ``a @ b`` alone, and a
+`LocalCluster` of two one-thread workers at the best of its chunkings.
 
     python -m benchmarks.product [--side 8192] [--route local|http] [--repeat 3]
 """
