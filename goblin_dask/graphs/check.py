@@ -112,7 +112,10 @@ def _node(node: Node, values: list[ArraySpec], limits: Limits) -> float:
     for spec in outputs:
         _size(spec, f"a result of {operator.name}", limits)
     values.extend(outputs)
-    return operator.flops(read, outputs, operator.complete(node.attributes))
+    try:
+        return operator.flops(read, outputs, operator.complete(node.attributes))
+    except OverflowError as error:
+        raise ProgramError(f"{operator.name} takes more operations than any number says") from error
 
 
 def _size(spec: ArraySpec, what: str, limits: Limits) -> int:

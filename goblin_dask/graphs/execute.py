@@ -110,9 +110,10 @@ def execute(
         return _outputs(program, plan, values, backend)
 
 
-def _load(slot: int, source: Source, spec: ArraySpec, backend: Backend) -> Array:
+def _load(slot: int, source: Any, spec: ArraySpec, backend: Backend) -> Array:
     array = source() if callable(source) else source
-    if not isinstance(array, (np.ndarray, backend.array)):
+    kinds: Any = (np.ndarray, backend.array)
+    if not isinstance(array, kinds):
         raise InputError(f"input {slot} is a {type(array).__name__}, expected an array")
     if array.shape != spec.shape or array.dtype != DTYPES[spec.dtype]:
         raise InputError(f"input {slot} is {array.dtype} {array.shape}, declared was {spec.dtype} {spec.shape}")

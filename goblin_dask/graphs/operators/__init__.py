@@ -32,6 +32,8 @@ def of_kind(kind: Kind) -> frozenset[str]:
     return frozenset(name for name, operator in CATALOGUE.items() if kind in operator.kinds)
 
 
+UFUNCS = elementwise.UFUNCS
+
 ELEMENTWISE = of_kind(Kind.ELEMENTWISE)
 REDUCTION = of_kind(Kind.REDUCTION)
 CUMULATIVE = of_kind(Kind.CUMULATIVE)

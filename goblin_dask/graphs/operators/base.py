@@ -120,7 +120,7 @@ class Operator:
                 raise ProgramError(f"{self.name} has no attribute {name!r}; it has: {known}")
             try:
                 given[name] = rule.convert(value, specs)
-            except (InputError, TypeError, ValueError, OverflowError, IndexError) as error:
+            except (InputError, TypeError, ValueError, ArithmeticError, LookupError) as error:
                 raise ProgramError(f"{self.name}: attribute {name}={shorten(value)}: {error}") from error
         for name in rules:
             if name in given:
@@ -144,7 +144,7 @@ class Operator:
             raise ProgramError(f"{self.name} takes at least {self.least} operands, got {len(specs)}")
         try:
             return self.infer(specs, self.complete(attributes))
-        except (InputError, TypeError, ValueError, OverflowError, IndexError) as error:
+        except (InputError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InputError(f"{self.name} of {describe(specs)}: {error}") from error
 
 

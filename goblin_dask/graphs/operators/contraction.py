@@ -100,7 +100,8 @@ def _infer_tensordot(specs: Specs, attributes: Any) -> Specs:
 
 
 def _flops_tensordot(specs: Specs, outputs: Specs, attributes: Any) -> float:
-    return 2.0 * math.prod(outputs[0].shape) * math.prod(specs[0].shape[axis] for axis in attributes["a_axes"])
+    inner: int = math.prod([specs[0].shape[axis] for axis in attributes["a_axes"]])
+    return 2.0 * math.prod(outputs[0].shape) * inner
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _infer_einsum(specs: Specs, attributes: Any) -> Specs:
 
 
 def _largest(shapes: Any) -> int:
-    return max(1, *(math.prod(shape) for shape in shapes))
+    return max(1, *[int(math.prod(shape)) for shape in shapes])
 
 
 def _einsum(xp: Any, operands: tuple[Array, ...], attributes: Any) -> Array:

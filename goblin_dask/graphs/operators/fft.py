@@ -45,7 +45,7 @@ _TRANSFORMS: dict[str, Callable[[Array], Array]] = {
     "fftn": lambda a: np.fft.fftn(a),
     "ifftn": lambda a: np.fft.ifftn(a),
     "rfftn": lambda a: np.fft.rfftn(a),
-    "irfftn": lambda a: np.fft.irfftn(a.reshape(1, 1), (1, 2)),
+    "irfftn": lambda a: np.fft.irfftn(a.reshape(1, 1), (1, 2), (0, 1)),
 }
 
 

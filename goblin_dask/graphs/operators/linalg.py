@@ -254,8 +254,10 @@ def _svd(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, 
 
 
 def _cholesky(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
-    lower = xp.linalg.cholesky(operands[0])
-    return (c_order(xp, xp.conj(xp.swapaxes(lower, -1, -2))) if attributes["upper"] else c_order(xp, lower),)
+    if not attributes["upper"]:
+        return (c_order(xp, xp.linalg.cholesky(operands[0])),)
+    lower = xp.linalg.cholesky(xp.conj(xp.swapaxes(operands[0], -1, -2)))  # which reads the upper triangle
+    return (c_order(xp, xp.conj(xp.swapaxes(lower, -1, -2))),)
 
 
 def _lu(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
@@ -325,9 +327,11 @@ def _examples_norm() -> Iterator[Example]:
         yield (array,), {}
         yield (array[0],), {}
         yield (samples.strided(array),), {"axes": 1, "keepdims": True}
-        for order in (1, 2, np.inf, -np.inf, 0, 3):
+        orders: tuple[Any, ...] = (1, 2, np.inf, -np.inf, 0, 3)
+        for order in orders:
             yield (array,), {"ord": order, "axes": 0}
-        for order in ("fro", "nuc", 1, 2, -2, np.inf):
+        orders = ("fro", "nuc", 1, 2, -2, np.inf)
+        for order in orders:
             yield (array,), {"ord": order}
         yield (samples.sample((2, 3, 4), dtype, special=False),), {"keepdims": True}
         yield (samples.sample((0,), dtype),), {}

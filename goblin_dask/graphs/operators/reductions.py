@@ -83,6 +83,7 @@ def _kernel(name: str) -> Callable[..., tuple[Array, ...]]:
         result = more.get("dtype", array.dtype)
         if name in ("sum", "prod", "nansum", "nanprod") and result.name == "bfloat16":
             more["dtype"] = np.dtype("float32")
+            array = array.astype(more["dtype"])  # NumPy does not look for NaN in what it does not know
         axes = axes_of(attributes, array.ndim)
         value = xp.asarray(getattr(xp, name)(array, axis=axes, keepdims=attributes["keepdims"], **more))
         return (value.astype(result) if more.get("dtype", result) != result else value,)
@@ -100,8 +101,9 @@ def _nan_extreme(name: str) -> Callable[..., tuple[Array, ...]]:
     return kernel
 
 
-def _count_of(array: Array, axes: tuple[int, ...]) -> int:
-    return math.prod(array.shape[axis] for axis in axes)
+def _count_of(array: Array, axes: tuple[int, ...]) -> Any:
+    """As the typed integer by which NumPy divides: float32 by it is float64, cast back."""
+    return np.intp(math.prod(array.shape[axis] for axis in axes))
 
 
 def mean(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
@@ -126,17 +128,17 @@ def variance(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Arr
     """`numpy.var`, step by step, without its warning for too few degrees of freedom."""
     (array,) = operands
     axes, count = axes_of(attributes, array.ndim), _count_of(array, axes_of(attributes, array.ndim))
-    half = array.dtype.name in ("float16", "bfloat16")
+    half = array.dtype.name == "bfloat16"
     accumulator = np.dtype("float64") if array.dtype.kind in "iub" else np.dtype("float32") if half else None
     centre = xp.asarray(xp.add.reduce(array, axis=axes, dtype=accumulator, keepdims=True))
     centre = xp.asarray(xp.true_divide(centre, count).astype(centre.dtype))
     deviation = xp.asarray(xp.subtract(array, centre))
     if deviation.dtype.kind == "c":
-        deviation = xp.multiply(deviation, xp.conj(deviation)).real
+        deviation = deviation.real * deviation.real + deviation.imag * deviation.imag
     else:
         deviation = xp.multiply(deviation, deviation)
     total = xp.asarray(xp.add.reduce(deviation, axis=axes, dtype=accumulator, keepdims=attributes["keepdims"]))
-    freedom = max(count - attributes["correction"], 0)
+    freedom = np.maximum(count - attributes["correction"], 0)
     result = xp.asarray(xp.true_divide(total, freedom).astype(total.dtype))
     return (result.astype(array.dtype) if half else result,)
 
@@ -281,7 +283,8 @@ def _examples(dtypes: tuple[str, ...] = samples.ALL, axis: bool = False, special
         for dtype in dtypes:
             for seed, (shape, over) in enumerate((((), None), ((5,), None), ((3, 4), 1), ((3, 4), None), ((0,), None))):
                 yield (samples.sample(shape, dtype, seed, special),), {key: over, **more}
-            for over in (0, -1) if axis else ((0, 2), (1,), ()):
+            chosen: tuple[Any, ...] = (0, -1) if axis else ((0, 2), (1,), ())
+            for over in chosen:
                 array = samples.sample((2, 3, 4), dtype, 9, special)
                 yield (samples.strided(array),), {key: over, "keepdims": True, **more}
                 yield (array.T,), {key: over, **more}

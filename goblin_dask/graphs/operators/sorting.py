@@ -227,7 +227,7 @@ def _infer_histogramdd(specs: Specs, attributes: Any) -> Specs:
 def _histogramdd(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
     edges = operands[1 : len(operands) - attributes["weighted"]]
     weights = operands[-1] if attributes["weighted"] else None
-    return (xp.histogramdd(operands[0], edges, weights=weights)[0],)
+    return (c_order(xp, xp.histogramdd(operands[0], edges, weights=weights)[0]),)
 
 
 def _infer_isin(specs: Specs, attributes: Any) -> Specs:
@@ -302,7 +302,7 @@ def _statistic(name: str) -> Callable[..., tuple[Array, ...]]:
         if hidden is not None:
             shape = reduced(array.shape, axes, attributes["keepdims"])
             result = xp.where(hidden.reshape(shape), xp.asarray(np.nan, dtype=result.dtype), result)
-        return (result,)
+        return (c_order(xp, xp.asarray(result)),)
 
     return kernel
 
@@ -310,7 +310,7 @@ def _statistic(name: str) -> Callable[..., tuple[Array, ...]]:
 def _infer_take(specs: Specs, attributes: Any) -> Specs:
     axis, shape = _axis_of(specs, attributes), specs[0].shape
     _integers(specs[1])
-    if shape[axis] == 0 and math.prod(specs[1].shape):
+    if shape[axis] == 0 and 0 not in specs[1].shape:
         raise InputError(f"axis {axis} is empty: there is nothing to take")
     return like(specs[0], (*shape[:axis], *specs[1].shape, *shape[axis + 1 :]))
 
