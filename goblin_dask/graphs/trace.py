@@ -81,7 +81,11 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def record(
-    evaluate: Callable[[Route, list[Any], list[Any]], Any], operands: Sequence[Any], literals: Sequence[Any]
+    evaluate: Callable[[Route, list[Any], list[Any]], Any],
+    operands: Sequence[Any],
+    literals: Sequence[Any],
+    *,
+    inputs: bool = True,
 ) -> Traced:
     """Record what `evaluate` does.
 
@@ -92,7 +96,10 @@ def record(
     operands : sequence of tree
         With an `ArraySpec` in the place of each array; the arrays are numbered throughout.
     literals : sequence of numpy.ndarray
-        Arrays that are known now, but inputs of the program.
+        Arrays that are known now.
+    inputs : bool
+        Whether literals become inputs of the program. Else those that it reads are part of it, and it holds for them
+        alone.
     """
     with recording() as recorder:
         rebind = Rebinding(dispatch.known, dispatch.known, dispatch.is_tracer)
@@ -104,7 +111,7 @@ def record(
             return value
 
         given = [map_tree(operand, tree) for tree in operands]
-        known = [Tracer.of(array, frozenset({i}), i) for i, array in enumerate(literals)]
+        known = [Tracer.of(array, frozenset({i}), i if inputs else None) for i, array in enumerate(literals)]
         try:
             return _finish(recorder, evaluate(rebind, given, known))
         except NotTraceable:

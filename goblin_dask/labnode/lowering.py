@@ -9,16 +9,16 @@ why. Nothing that cannot be recorded is ever an error.
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.capture.dask_internals import Alias, DataNode, GraphNode, Request, Task, TaskRef
-from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, map_tree, specs_of, unflatten
+from goblin_dask.graphs.capture.pytree import flatten, is_array, unflatten
 from goblin_dask.graphs.capture.templates import Template, Templates
 from goblin_dask.labnode import sources
 from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Operand, Output, Plan
@@ -222,15 +222,26 @@ class Lowering:
         for key in [each for each in read if each in views]:
             tree, operands = views[key]
             bases = tuple(dict.fromkeys(operand.key for operand in operands))
-            plan.lab.append(LabTask(key, Task(key, pick, tree, operands, bases, *map(TaskRef, bases)), bases, "alias"))
+            if self._is_whole(key, operands, bases):
+                plan.lab.append(LabTask(key, Alias(key, bases[0]), bases, "alias"))
+            else:
+                node = Task(key, pick, DataNode(None, tree), DataNode(None, operands), bases, *map(TaskRef, bases))
+                plan.lab.append(LabTask(key, node, bases, "view"))
             read.update(bases)
         for grid in plan.grid:
             read.update([operand.key for operand in grid.operands])
         plan.lab.extend(delayed[key] for key in delayed if key in read)
 
 
+    def _is_whole(self, key: Key, operands: tuple[Operand, ...], bases: tuple[Key, ...]) -> bool:
+        """Whether a view is all of one other key's value, as it is."""
+        if len(bases) != 1 or self._numbers[key] != self._numbers[bases[0]]:
+            return False
+        return [operand.leaf for operand in operands] == list(range(self.templates.trees.sizes[self._numbers[key]]))
+
+
 def pick(tree: Any, operands: tuple[Operand, ...], keys: tuple[Key, ...], *values: Any) -> Any:
-    """The value of an ``alias``: a tree of other keys' arrays, or of the references to them; nothing is computed."""
+    """The value of a ``view``: a tree of other keys' arrays, or of the references to them; nothing is computed."""
     leaves = {key: arrays_of(value) for key, value in zip(keys, values, strict=True)}
     return unflatten(tree, [leaves[operand.key][operand.leaf] for operand in operands])
 
@@ -241,81 +252,56 @@ def arrays_of(value: Any) -> list[Any]:
 
 
 # --- at run time ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class LateTask:
-    """What a `DynamicTask` turned out to be."""
-
-    reason: str = ""
-    """Why it runs in the laboratory; empty where it does not."""
-    task: GridTask | None = None
-    """None with an empty reason: the value is `tree`, of the operands' arrays; nothing is computed."""
-    tree: Any = None
-    operands: tuple[Operand, ...] = ()
-    literals: tuple[tuple[Key, Any], ...] = ()
-    """Operands that are no keys of the graph but arrays of the task itself."""
-
-
 class LateLowering:
-    """Lowers `DynamicTask`s one by one, sharing templates between them.
+    """Lowers the `DynamicTask`s of one plan as their operands become known; they share templates.
 
-    Parameters
-    ----------
-    templates : Templates, optional
-        Functions are told apart by identity: the tasks must stay alive as long as this does, and be the same objects.
+    Thread-safe. Functions are told apart by identity, so one of these serves one plan, which it outlives by nothing.
     """
 
-    def __init__(self, templates: Templates | None = None) -> None:
-        self.templates = templates or Templates()
+    def __init__(self) -> None:
+        self._templates = Templates(inputs=False)
+        self._lock = threading.Lock()
         self._kept: list[Any] = []
 
-    def lower(self, task: DynamicTask, operands: Mapping[Key, Any], values: Any = None) -> LateTask:
-        """Trace a task whose operands are known by now.
+    def trace_at_run_time(
+        self, task: DynamicTask, operands: Mapping[Key, Any], values: Callable[[Key], Any] | None = None
+    ) -> GridTask | str:
+        """A program for a task whose operands are known by now, or the reason why there is none.
 
         Parameters
         ----------
         task : DynamicTask
         operands : mapping
-            Of each key that it reads, the tree with an `ArraySpec` in the place of each array; None (or anything that
-            is no plain array within it) where a program cannot hold the value.
+            Of each key that it reads, the tree with an `ArraySpec` in the place of each array; None where a program
+            cannot hold the value (`goblin_dask.graphs.capture.pytree.specs_of` raises then).
         values : callable, optional
-            Gives a key's value, arrays and all; asked only for functions that raise on drawn data.
+            Gives a key's value itself. Asked for only where the function raises on all drawn data, so that it can be
+            compared with its program on nothing but the real ones.
         """
-        node, templates = task.task, self.templates
-        self._kept.append(node)
-        numbers = {key: templates.trees.number(tree) for key, tree in operands.items()}
-        unknown = [key for key in node.dependencies if numbers.get(key, -1) < 0]
-        if unknown:
-            return LateTask("an operand is no plain array of numbers")
-        if type(node) is not Task and not isinstance(node, Task):
-            return LateTask("it is no call of a function")
-        template = templates.of(node, numbers)
-        if template.unsure is not None and values is not None:
-            try:
-                template = templates.settle(node, template, [values(key) for key in templates.skeletons.refs])
-            except Exception as error:  # the researcher's function raises: so it will in the laboratory, where it shows
-                return LateTask(f"the function raises {type(error).__name__}: {error}")
-        if template.reason or template.unsure is not None:
-            return LateTask(template.reason)
-        refs, literals, found = templates.skeletons.refs, [], []
-        for kind, what, leaf in template.sources:
-            if kind == "operand":
-                found.append(Operand(refs[what], leaf))
-                continue
-            array = templates.skeletons.literals[what] if kind == "literal" else what
-            literals.append((("literal", task.key, len(literals)), array))
-            found.append(Operand(literals[-1][0]))
-        if template.program is None:
-            return LateTask(tree=template.tree, operands=tuple(found))
-        grid = GridTask(template.program, tuple(found), (Output(task.key, template.tree),))
-        return LateTask(task=grid, tree=template.tree, operands=tuple(found), literals=tuple(literals))
-
-
-def specs_or_none(value: Any) -> Any:
-    """Tree of specs of a value; None where a program cannot hold it."""
-    try:
-        return specs_of(value)
-    except TypeError:
-        return None
+        node = task.task
+        if not isinstance(node, Task):
+            return "it is no call of a function"
+        with self._lock:
+            self._kept.append(node)
+            templates = self._templates
+            numbers = {key: templates.trees.number(tree) for key, tree in operands.items()}
+            if any(numbers.get(key, -1) < 0 for key in node.dependencies):
+                return "an operand is no plain array of numbers"
+            template = templates.of(node, numbers)
+            refs = list(templates.skeletons.refs)
+            if template.unsure is not None and values is not None:
+                try:
+                    template = templates.settle(node, template, [values(key) for key in refs])
+                except Exception as error:  # the researcher's function: in the laboratory it raises where it shows
+                    return f"the function raises {type(error).__name__}: {error}"
+            if template.reason:
+                return template.reason
+            if template.program is None:
+                return "it computes nothing: its value is made of its operands' arrays"
+            if any(kind != "operand" for kind, _, _ in template.sources):
+                return "it needs an array of its own that is too large for a program"
+            inputs = tuple(Operand(refs[what], leaf) for _, what, leaf in template.sources)
+            return GridTask(template.program, inputs, (Output(task.key, template.tree),))
 
 
 def summary(plan: Plan) -> dict[str, Any]:
@@ -334,6 +320,3 @@ def summary(plan: Plan) -> dict[str, Any]:
         "reasons": dict(Counter(task.reason for task in lab)),
     }
 
-
-__all__ = ["LateLowering", "LateTask", "Leaf", "Lowering", "arrays_of", "lower", "map_tree", "pick", "summary"]
-_ = Hashable

@@ -56,7 +56,9 @@ class LabTask:
     """Dask's `GraphNode`."""
     dependencies: tuple[Key, ...]
     kind: str = "lab"
-    """``source`` (reads no array operand), ``sink`` (stores), ``lab`` (did not trace), ``alias``, ``data``."""
+    """``source`` (reads no array operand), ``sink`` (stores), ``lab`` (did not trace), ``data``; ``alias``: the value of
+    its only dependency, and ``view``: arrays of its dependencies in a tree of its own, for which `task` may be called
+    with trees of arrays or of references to them alike."""
     reason: str = ""
     """Why it does not run on the grid, for the job's report."""
     region: Region | None = None

@@ -9,7 +9,6 @@ is cut off and done at the end by whoever wants the result (`Request.assemble`).
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,6 @@ from dask._task_spec import (
     cull,
 )
 from dask.array.core import (
-    finalize,
     getter,
     getter_inline,
     getter_nofancy,
@@ -74,8 +72,7 @@ GETTERS = frozenset({getter, getter_nofancy, getter_inline})
 STORES = frozenset({load_store_chunk})
 LOADS = frozenset({load_chunk})
 RANDOM = frozenset({_apply_random, _apply_random_func})
-BROADCAST_TRICK = _broadcast_trick_inner
-FINALIZE = finalize
+BROADCAST_TRICK = _broadcast_trick_inner.func
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,5 +215,3 @@ def function_parts(function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]
         kwargs = {**function.keywords, **kwargs}
         function = inner
 
-
-getitem_functions: frozenset[Any] = frozenset({operator.getitem})

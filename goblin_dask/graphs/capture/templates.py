@@ -11,7 +11,7 @@ from goblin_dask.digest import digest
 from goblin_dask.errors import GoblinError, NotTraceable
 from goblin_dask.graphs import cost
 from goblin_dask.graphs.capture import selfcheck
-from goblin_dask.graphs.capture.pytree import Leaf, flatten, map_tree, unflatten
+from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, map_tree, spec_of, unflatten
 from goblin_dask.graphs.capture.skeleton import Skeletons, evaluate
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.trace import Traced, record
@@ -82,10 +82,13 @@ class Templates:
     ----------
     check : bool
         Compare each recording with its function on drawn data before it is trusted.
+    inputs : bool
+        Whether arrays among a task's own arguments become inputs of its program.
     """
 
-    def __init__(self, check: bool = True) -> None:
+    def __init__(self, check: bool = True, inputs: bool = True) -> None:
         self.check = check
+        self.inputs = inputs
         self.trees = Trees.new()
         self.skeletons = Skeletons()
         self._templates: dict[Hashable, Template | dict[tuple[str, ...], Template]] = {}
@@ -147,7 +150,7 @@ class Templates:
     def _trace(self, node: Any, trees: list[Any], literals: list[Any]) -> tuple[Template, frozenset[int]]:
         call = _caller(node)
         try:
-            traced = record(call, trees, literals)
+            traced = record(call, trees, literals, inputs=self.inputs)
         except NotTraceable as error:
             # Had the values been others, the recording might not have failed.
             return Template(str(error)), frozenset(range(len(literals)))
@@ -202,8 +205,6 @@ class Templates:
 
 
 def _spec(value: Any) -> Any:
-    from goblin_dask.graphs.capture.pytree import is_array, spec_of
-
     return spec_of(value) if is_array(value) else value
 
 

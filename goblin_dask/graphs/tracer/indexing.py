@@ -121,21 +121,12 @@ def _take(x: Tracer, axes: list[int], arrays: list[Tracer]) -> Tracer:
         if index.is_known and index.literal is None:
             _check_bounds(index._known, x.shape[axis], axis)
         return op("take", x, index, axis=axis)
-    target = np.broadcast_shapes(*(each.shape for each in arrays))
-    flat: Any = np.zeros(target, np.intp)
-    literals: frozenset[int] = frozenset()
     for axis, index in zip(axes, arrays, strict=True):
-        elements = index.elements("indexing with several arrays")
-        literals |= index.literals
-        n = x.shape[axis]
-        _check_bounds(elements, n, axis)
-        flat = flat * n + np.where(elements < 0, elements + n, elements)
+        if index.is_known and index.literal is None:
+            _check_bounds(index._known, x.shape[axis], axis)
     rest = [i for i in range(x.ndim) if i not in axes]
     order = [*rest[: axes[0]], *axes, *rest[axes[0] :]]
-    moved = np.transpose(x, order)  # type: ignore[call-overload]
-    sizes = moved.shape
-    joined = casting.reshape(moved, (*sizes[: axes[0]], int(np.prod([x.shape[i] for i in axes])), *sizes[axes[0] + len(axes) :]))
-    return op("take", joined, Tracer.of(flat, literals), axis=axes[0])
+    return op("index", np.transpose(x, order), *arrays, axis=axes[0])  # type: ignore[call-overload]
 
 
 def _check_bounds(index: Any, n: int, axis: int) -> None:

@@ -12,6 +12,7 @@ given: it becomes a known tracer. One that it *makes* by means not known to be d
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import sys
@@ -106,6 +107,8 @@ class Rebinding:
             return self._compose(value)
         if module.startswith(("toolz", "tlz", "cytoolz")) and kind.__name__ == "curry":
             return self(functools.partial(value.func, *value.args, **value.keywords))
+        if isinstance(value, (type(np.ogrid), type(np.mgrid))):
+            return _Grid(value, self)
         if kind is np.vectorize:
             raise NotTraceable("np.vectorize calls Python for every element")
         if _is_numpy_function(value):
@@ -181,12 +184,16 @@ class _Globals(dict[str, Any]):
     """The globals of a rebound function. CPython looks names up with ``__getitem__`` where they are no plain dict."""
 
     def __init__(self, original: dict[str, Any], route: Rebinding) -> None:
-        super().__init__({"__builtins__": original.get("__builtins__", __builtins__)})
+        super().__init__({"__builtins__": {**vars(builtins), "__import__": self._import}})
         self._original = original
         self._route = route
 
     def __getitem__(self, name: str) -> Any:
         return self._route(self._original[name])
+
+    def _import(self, *args: Any, **kwargs: Any) -> Any:
+        """``import`` within a function finds modules that are routed."""
+        return self._route(builtins.__import__(*args, **kwargs))
 
 
 class _Module:
@@ -198,6 +205,17 @@ class _Module:
 
     def __getattr__(self, name: str) -> Any:
         return self._route(getattr(self._module, name))
+
+
+class _Grid:
+    """In the place of ``np.ogrid`` and ``np.mgrid``."""
+
+    def __init__(self, grid: Any, route: Rebinding) -> None:
+        self._grid = grid
+        self._route = route
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._route.wrap_result(self._grid[index])
 
 
 class _Random:
