@@ -22,18 +22,6 @@ WITHOUT_REFERENCE = {"random_normal"}
 DATA_DEPENDENT = {"pow", "nanargmax", "nanargmin", "cholesky", "inv", "solve"}
 """Operators that refuse some numbers, as NumPy does."""
 TOLERANT = (CONTRACTION | LINALG | FFT) - {"outer"}
-ACCUMULATED = {
-    "sum",
-    "prod",
-    "mean",
-    "var",
-    "nanmean",
-    "nanvar",
-    "nansum",
-    "nanprod",
-    "cumulative_sum",
-    "cumulative_prod",
-}
 
 
 def applied(name, operands, attributes):
@@ -59,6 +47,11 @@ def close(got, wanted, name):
         np.testing.assert_array_equal(got, wanted)
 
 
+def refusal(error, *words):
+    for word in words:
+        assert word in str(error)
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_rule_kernel_and_reference_agree(name):
     operator = CATALOGUE[name]
@@ -68,10 +61,11 @@ def test_rule_kernel_and_reference_agree(name):
     for operands, attributes in operator.examples():
         try:
             program, inputs = applied(name, operands, attributes)
+        except ProgramError as error:
+            refusal(error, "attribute")
+            continue
         except InputError as error:
-            assert not isinstance(error, ProgramError) or "attribute" in str(error), error
-            for operand in operands[:4]:
-                assert isinstance(error, ProgramError) or f"{operand.dtype.name} {operand.shape}" in str(error)
+            refusal(error, *(f"{operand.dtype.name} {operand.shape}" for operand in operands[:4]))
             if name in ELEMENTWISE:
                 with pytest.raises(TypeError), np.errstate(all="ignore"):
                     reference(name)(*operands, a=attributes)
