@@ -18,6 +18,7 @@ from threadpoolctl import ThreadpoolController
 
 from goblin_dask import config
 from goblin_dask.errors import GoblinError
+from goblin_dask.graphs.operators import CATALOGUE_VERSION
 from goblin_dask.messages import Machine
 from goblin_dask.volunteer.limits import Limits
 
@@ -109,6 +110,7 @@ def describe(limits: Limits) -> Machine:
         memory=limits.memory,
         cache=limits.cache,
         flops=measure_flops(),
+        catalogue=CATALOGUE_VERSION,
     )
 
 
