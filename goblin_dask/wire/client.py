@@ -29,6 +29,7 @@ from goblin_dask.wire.session import (
     Preface,
     Renewed,
     Session,
+    farewell,
     read_text,
     write_text,
 )
@@ -158,7 +159,12 @@ class ClientSession(Session):
                 self._renew(welcome)
             if not first.done():
                 first.set_result(None)
-            goodbye = await self._converse(ws)
+            try:
+                goodbye = await self._converse(ws)
+            except asyncio.CancelledError:
+                self._end("its process stops")
+                await farewell(ws, "its process stops")
+                raise
             if goodbye is not None and not goodbye.retry:
                 raise Refused(f"the gateway at {self.url} closed the session: {goodbye.reason}")
         finally:

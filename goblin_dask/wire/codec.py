@@ -11,10 +11,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from goblin_dask import messages as m
 from goblin_dask.errors import GoblinError, WireError
 from goblin_dask.messages import Message
-from goblin_dask.wire.dask_internals import failure, heartbeat_metrics, remote_exception, work_of, work_task
+from goblin_dask.wire.dask_internals import (
+    failure,
+    heartbeat_metrics,
+    own_versions,
+    remote_exception,
+    work_of,
+    work_task,
+)
 from goblin_dask.wire.schema import (
     ANSWERS,
     CALLS,
@@ -87,8 +96,11 @@ class WorkerCodec:
 
     def __init__(self) -> None:
         self.streaming = False
+        self.greeting: bytes | None = None
+        """The registration, with the worker's present status: what a gateway that forgot it is told first."""
         self.missing = False
         """Whether the gateway said that it does not know this worker: the comm is as good as closed."""
+        self._register: Register
         self._awaits: str | None = None
         self._renewing = False
         self._done: set[str] = set()  # keys whose end was told, so that a new gateway need not know them
@@ -105,8 +117,11 @@ class WorkerCodec:
             said = [up for item in message for up in self._up(item)]
             return m.encode(said) if said else None
         call = self._call(message)
-        self.streaming = isinstance(call, Register)
-        return m.encode(call)
+        said_now = m.encode(call)
+        if isinstance(call, Register):
+            self.streaming = True
+            self._register, self.greeting = call, said_now
+        return said_now
 
     def _call(self, message: dict[str, Any]) -> Message:
         op = message.get("op")
@@ -145,6 +160,8 @@ class WorkerCodec:
             case "reschedule":
                 return [Rescheduled(message["key"])]
             case "worker-status-change":
+                if message["status"] in ("running", "paused"):
+                    self.greeting = m.encode(msgspec.structs.replace(self._register, status=message["status"]))
                 return [StatusIs(message["status"])]
             case "close-stream":
                 return [StreamEnds()]
@@ -287,7 +304,7 @@ class SchedulerCodec:
                     "services": {},
                     "nanny": None,
                     "pid": 0,
-                    "versions": {},
+                    "versions": own_versions(),
                     "metrics": heartbeat_metrics(0, 0.0),
                     "extra": {},
                     "stimulus_id": f"worker-connect-{time.time()}",
@@ -391,6 +408,8 @@ class SchedulerCodec:
         if asked is RegisterNanny:
             self._asked = RegisterNanny  # the nanny says next whether its worker started
             return m.encode(Done())
+        if asked is NannyStarted:
+            return None
         raise GoblinError(f"the scheduler answers {asked.__name__}, which asks for nothing")
 
     def _down(self, message: dict[str, Any]) -> list[Message]:

@@ -124,10 +124,8 @@ class GoblinComm(ChannelComm):
         if self._handshaking == 2:
             self._handshaking -= 1
             return 0
-        streamed = self.codec.streaming
         payload = self.codec.encode(msg)
-        if self.codec.streaming and not streamed:
-            self.channel.greeting = payload
+        self.channel.greeting = self.codec.greeting
         return await self._put(payload)
 
     async def close(self) -> None:

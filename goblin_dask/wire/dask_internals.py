@@ -5,6 +5,7 @@ The rest of `goblin_dask.wire` uses `distributed.comm`'s public classes only.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from dask._task_spec import Task
 from distributed.nanny import Nanny
 from distributed.protocol.serialize import Serialize, ToPickle
 from distributed.scheduler import Scheduler
+from distributed.versions import get_versions
 from distributed.worker import Worker
 
 from goblin_dask.errors import GoblinError
@@ -89,6 +91,12 @@ def heartbeat_metrics(memory: int, cpu: float) -> dict[str, Any]:
         "num_fds": 0,
         "digests_total_since_heartbeat": {},
     }
+
+
+@functools.cache
+def own_versions() -> dict[str, Any]:
+    """What stands for every worker's versions in Dask's displays; a volunteer's own are in its `Machine`."""
+    return dict(get_versions())
 
 
 # --- who this process is -------------------------------------------------------------------------------------------

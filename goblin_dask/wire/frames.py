@@ -40,7 +40,7 @@ WINDOW_FRAMES: Final = 4096
 FRAME_COST: Final = 64
 """Bytes that a frame counts for besides its payload."""
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

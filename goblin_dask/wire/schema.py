@@ -19,7 +19,7 @@ Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Alias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-RunId = Annotated[int, msgspec.Meta(ge=-1, lt=2**63)]
+RunId = Annotated[int, msgspec.Meta(ge=-1, lt=2**62)]
 
 MOST_MESSAGES = 10_000
 """Messages in one batch of a stream."""
