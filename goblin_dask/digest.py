@@ -19,7 +19,10 @@ def digest(data: Any) -> Digest:
     data : buffer
         Anything with a C-contiguous buffer: ``bytes``, ``memoryview``, ``mmap``.
     """
-    return blake3(data).hexdigest()
+    view = memoryview(data)
+    if view.format != "B" or view.ndim != 1:  # blake3 takes nothing but flat bytes
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+    return blake3(view).hexdigest()
 
 
 def is_digest(text: object) -> bool:
