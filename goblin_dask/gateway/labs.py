@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 IDENTITY = 32
 RELAY = "/goblin/blobs"
+REPEATS = 8
+"""How often an attempt may hand in its outputs: connections are cut, uploads repeated."""
+
 UPLOADS = 10_000
 """Attempts whose relayed uploads are added up."""
 
@@ -175,18 +178,18 @@ class Uploads:
     def __init__(self) -> None:
         self._bytes: OrderedDict[str, int] = OrderedDict()
 
-    def add(self, attempt: str, size: int, allowed: int) -> None:
-        """Count one upload.
+    def add(self, permit: Permit) -> None:
+        """Count one upload, at its longest.
 
         Raises
         ------
         Refused
             When the attempt has handed in its outputs several times already.
         """
-        total = self._bytes.get(attempt, 0) + size
-        if total > allowed:
+        total = self._bytes.get(permit.bearer, 0) + max(permit.sizes)
+        if total > REPEATS * permit.total + max(permit.sizes):
             raise Refused("this attempt has handed in its outputs several times already")
-        self._bytes[attempt] = total
+        self._bytes[permit.bearer] = total
         if len(self._bytes) > UPLOADS:
             self._bytes.popitem(last=False)
 
@@ -218,7 +221,8 @@ def permit(labs: Iterable[Lab], ticket_of: TicketOf, text: str, name: str, uploa
     if upload:
         if grant.kind != "lease":
             raise Refused("a grant for a check does not allow uploads")
-        return Permit(lab.id, grant.attempt, frozenset(nbytes(spec) for spec in ticket.life.task.outputs))
+        sizes_out = [nbytes(spec) for spec in ticket.life.task.outputs]
+        return Permit(lab.id, grant.attempt, frozenset(sizes_out), sum(sizes_out))
     sizes = {ref.digest: ref.nbytes for ref in ticket.life.task.inputs}
     if grant.kind == "check":
         for attempt in ticket.life.attempts.values():

@@ -47,6 +47,8 @@ class Permit:
     """Who is counted against `RelayLimits.per_bearer`: the attempt."""
     sizes: frozenset[int]
     """Lengths in bytes that the blob may have; one for a blob that is known."""
+    total: int = 0
+    """Bytes that the bearer hands in, when nothing goes wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,8 @@ import dataclasses
 import logging
 import random
 import secrets
-import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,16 +23,16 @@ from goblin_dask import messages as m
 from goblin_dask.errors import ConnectionLost, InputError, Refused, StoreError, WireError
 from goblin_dask.gateway import events as e
 from goblin_dask.gateway import page
-from goblin_dask.gateway.accounts import admit, network_of
+from goblin_dask.gateway.accounts import admit
 from goblin_dask.gateway.dask_internals import Grid
 from goblin_dask.gateway.database import Database, Fact, Seen
 from goblin_dask.gateway.dispatcher import Dispatcher
-from goblin_dask.gateway.labs import Lab, LabLimits, Uploads, check_ready, check_refs, permit
+from goblin_dask.gateway.labs import Lab, Uploads, check_ready, check_refs, permit
 from goblin_dask.gateway.leases import Ticket
-from goblin_dask.gateway.limits import Limits
 from goblin_dask.gateway.metrics import CONTENT_TYPE, Health, Metrics
-from goblin_dask.gateway.peers import Pace, Peer, address_of, check_machine, slots
-from goblin_dask.gateway.relay import Permit, Relay, RelayLimits
+from goblin_dask.gateway.peers import Pace, Peer, address_of, check_machine, place_of, slots
+from goblin_dask.gateway.relay import Permit, Relay
+from goblin_dask.gateway.settings import GatewayConfig
 from goblin_dask.gateway.status import PERIOD, Board, Status
 from goblin_dask.store import grants
 from goblin_dask.verify.reputation import Reputation, host_key
@@ -46,38 +43,6 @@ logger = logging.getLogger(__name__)
 
 FRESH = 1.0
 """Seconds for which a status is shown again to whoever asks: viewers cost next to nothing."""
-
-
-@dataclass(frozen=True)
-class GatewayConfig:
-    """Settings of a gateway. Times in seconds."""
-
-    host: str = "127.0.0.1"
-    """Interface to listen on; the loopback one unless somebody says otherwise."""
-    port: int = 8787
-    """0: any free one; `Gateway.port` tells which."""
-    database: str = "sqlite://"
-    """SQLAlchemy's URL; the default forgets everything when the process ends."""
-    open: bool = False
-    """Whether volunteers without a token are admitted."""
-    behind_proxy: bool = False
-    """Whether peers' addresses are those that a proxy in front puts into ``X-Forwarded-For``."""
-    network: Callable[[str], str] = network_of
-    """Network of a peer's address: owners of one network are not taken for independent."""
-    tls: ssl.SSLContext | None = None
-    """For ``goblins://`` without a proxy in front."""
-    linger: float = 60.0
-    """How long a session without a connection is kept."""
-    keepalive: float = 20.0
-    sessions: int = 20_000
-    sessions_per_network: int = 2_000
-    """Anonymous ones."""
-    lab_pace: tuple[float, float] = (5_000.0, 20_000.0)
-    """Messages a second, and at once, that a laboratory may send; a faster one is slowed down."""
-    worker_pace: tuple[float, float] = (500.0, 2_000.0)
-    limits: Limits = field(default_factory=Limits)
-    relay: RelayLimits = field(default_factory=RelayLimits)
-    lab_limits: LabLimits = field(default_factory=LabLimits)
 
 
 class Gateway:
@@ -285,7 +250,7 @@ class Gateway:
         holding, peer.holding = peer.holding, ()
         self._handle(
             e.WorkerJoined(
-                peer.worker, peer.role, peer.owner, peer.network, peer.machine, holding, place=_place(peer.address)
+                peer.worker, peer.role, peer.owner, peer.network, peer.machine, holding, place=place_of(peer.address)
             )
         )
 
@@ -318,7 +283,7 @@ class Gateway:
             raise WireError("that laboratory's identity belongs to another owner")
         older, lab.line = lab.line, session
         lab.key, lab.local, lab.direct = message.grant_key, message.local, message.direct
-        lab.address, lab.network, lab.place = peer.address, peer.network, _place(peer.address)
+        lab.address, lab.network, lab.place = peer.address, peer.network, place_of(peer.address)
         peer.lab = lab
         if older is not None and older is not session:
             older.close("the laboratory opened another session")
@@ -340,7 +305,7 @@ class Gateway:
                 self._handle(e.TaskCancelled(lab.id, name))
 
     def _submit(self, lab: Lab, task: m.SubmitTask) -> None:
-        known = self.dispatcher.labs.get(lab.id)
+        known = self.dispatcher.outcomes.labs.get(lab.id)
         limits = self.config.lab_limits
         if known is not None and len(known.tickets) >= limits.open_tasks and task.task not in known.tickets:
             reason = f"this laboratory has {limits.open_tasks} tasks on the grid: submit fewer at a time"
@@ -428,7 +393,7 @@ class Gateway:
         # A late result is still taken for a while.
         expires = time.time() + order.deadline * (1 + self.config.limits.overdue_factor) + 600
         grant = grants.sign(lab.key, grants.Grant(order.task, order.attempt, kind, expires))  # type: ignore[arg-type]
-        routes = lab.routes(peer.address, peer.network, _place(peer.address))
+        routes = lab.routes(peer.address, peer.network, place_of(peer.address))
         work: m.Work
         if order.check is None:
             work = m.Lease(order.attempt, program, order.inputs, grant, routes, order.peak, order.deadline)
@@ -443,13 +408,13 @@ class Gateway:
 
     # --- the relay ----------------------------------------------------------------------------------------------
     def _ticket(self, lab: str, task: str, /) -> Ticket | None:
-        known = self.dispatcher.labs.get(lab)
+        known = self.dispatcher.outcomes.labs.get(lab)
         return known.tickets.get(task) if known is not None else None
 
     def _permit(self, grant: str, digest: str, upload: bool) -> Permit:
         allowed = permit(self._labs.values(), self._ticket, grant, digest, upload)
         if upload:
-            self._uploads.add(allowed.bearer, max(allowed.sizes), 8 * sum(allowed.sizes) * 4)
+            self._uploads.add(allowed)
         return allowed
 
     def _ask(self, lab_id: str, request: m.RelayRequest) -> None:
@@ -469,7 +434,7 @@ class Gateway:
             self.board.sample(self.dispatcher.snapshot(), self.loop.time())
             self._remember()
             for lab in [lab for lab in self._labs.values() if lab.line is None]:
-                if lab.id not in self.dispatcher.labs:  # the dispatcher waited long enough for it
+                if lab.id not in self.dispatcher.outcomes.labs:  # the dispatcher waited long enough for it
                     del self._labs[lab.id]
 
     def _remember(self) -> None:
@@ -511,8 +476,3 @@ class Gateway:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
-
-
-def _place(address: str) -> str:
-    """Opaque name of the host that a peer is surely on: known for this one only."""
-    return "here" if network_of(address) == "loopback" else ""
