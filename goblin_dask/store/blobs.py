@@ -357,9 +357,8 @@ class BlobStore:
             entry = self._quarantine.get(name)
             if entry is None:
                 raise BlobMissing(f"no upload {name} waits for a verdict")
-            if entry.path is None:
-                return os.dup(entry.fd)
-            return os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+            # opened anew and not duplicated: the uploader's descriptor shares its position with every duplicate
+            return os.open(entry.path or f"/proc/self/fd/{entry.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def promote(self, name: Digest) -> None:
         """The blob was verified: it is an ordinary one from now on. Doing it again does nothing."""

@@ -42,9 +42,8 @@ class Member:
 
     def opened(self, session: ClientSession) -> None:
         """A session stands; one in the place of a forgotten one has to hear what is in hand."""
-        again = self._session is not None
         self._session = session
-        if again and self.runner is not None:
+        if self.runner is not None:
             session.send(Holding(self.runner.holding))
             for committed in self.runner.repeat():
                 session.send(committed)

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -127,6 +128,7 @@ class Runner:
         self._send = send
         self._checker = checker
         self._attempts: dict[str, _Attempt] = {}
+        self._forestalled: deque[str] = deque(maxlen=1000)
         self._device = ThreadPoolExecutor(1, thread_name_prefix="goblin-compute")
         self._fetches = ThreadPoolExecutor(4, thread_name_prefix="goblin-fetch")
         self._uploads = ThreadPoolExecutor(4, thread_name_prefix="goblin-upload")
@@ -143,6 +145,8 @@ class Runner:
 
     async def run(self, work: Work) -> None:
         """Do one lease or check; returns when it is done, has failed or was abandoned."""
+        if work.attempt in self._forestalled:
+            return
         attempt = _Attempt()
         self._attempts[work.attempt] = attempt
         job = self._lease(work, attempt) if isinstance(work, Lease) else self._check(work, attempt)
@@ -156,10 +160,15 @@ class Runner:
             self._attempts.pop(work.attempt, None)
 
     def abandon(self, name: str) -> None:
-        """Stop an attempt at its next input; nothing is sent for it any more. An unknown one is done already."""
+        """Stop an attempt at its next input; nothing is sent for it any more.
+
+        An unknown one is done already, or its lease is still under way on another channel: it will not be begun.
+        """
         attempt = self._attempts.get(name)
         if attempt is not None:
             self._withdraw(attempt)
+        else:
+            self._forestalled.append(name)
 
     @staticmethod
     def _withdraw(attempt: _Attempt) -> None:

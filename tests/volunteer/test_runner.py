@@ -269,7 +269,9 @@ async def test_an_abandoned_attempt_ends_at_once_and_says_nothing(lab, worker, g
     running = asyncio.create_task(worker.runner.run(lease))
     await asyncio.to_thread(gate.begun.wait, 30)
     assert worker.runner.holding == (lease.attempt,)
-    worker.runner.abandon("unknown#1")
+    _, lease_to_come = lab.lease(PRODUCT, [A, B])
+    worker.runner.abandon(lease_to_come.attempt)  # overtook its lease, which comes on another channel
+    await worker.runner.run(lease_to_come)
     worker.runner.abandon(lease.attempt)
     await asyncio.wait_for(running, 10)  # while the thread still computes
     assert worker.runner.holding == ()
