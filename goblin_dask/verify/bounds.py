@@ -173,7 +173,7 @@ def _elementwise(step: Step, operands: list[Bounded], y: Array, number: int, dty
     fine = [o.fine for o in operands]
 
     def error(errors: list[Array], growth: Any) -> Array:
-        total = ulps * u * np.abs(y) if u else np.zeros(y.shape)
+        total = np.where(np.isfinite(y), ulps * u * np.abs(y), 0.0) if u else np.zeros(y.shape)
         for i, operand in enumerate(operands):
             if operand.exact or fine[i].dtype.kind == "b":
                 if not operand.exact:
@@ -215,6 +215,12 @@ def _moved(step: Step, operands: list[Bounded], y: Array, number: int, dtype: np
     return _both(operands, error)
 
 
+def _grown(bound: Array, y: Array, operands: list[Bounded]) -> Array:
+    """Bound of a sum's own rounding; an infinite sum of finite terms has overflowed, which depends on the order."""
+    overflowed = all(np.isfinite(o.fine).all() for o in operands)
+    return np.where(np.isfinite(y), bound, np.inf if overflowed else 0.0)
+
+
 def _linear(step: Step, operands: list[Bounded], y: Array, number: int, dtype: np.dtype[Any]) -> Any:
     """Sums over axes, running or not."""
     if not is_floating(dtype) and dtype.kind != "c":
@@ -229,7 +235,7 @@ def _linear(step: Step, operands: list[Bounded], y: Array, number: int, dtype: n
     def error(errors: list[Array], growth: Any) -> Array:
         carried = np.abs(apply(step, [errors[0]], DOUBLE)[number])
         whole = np.abs(apply(step, [size.astype(np.float64)], DOUBLE)[number])
-        return np.asarray(carried + growth(terms + 2, u) * whole)
+        return np.asarray(carried + _grown(growth(terms + 2, u) * whole, y, operands))
 
     return _both(operands, error)
 
@@ -248,7 +254,7 @@ def _bilinear(step: Step, operands: list[Bounded], y: Array, number: int, dtype:
     factor = 4.0 if dtype.kind == "c" else 1.0
 
     def error(errors: list[Array], growth: Any) -> Array:
-        total = factor * growth(terms, inner) * size + 2 * outer * np.abs(y)
+        total = _grown(factor * growth(terms, inner) * size + 2 * outer * np.abs(y), y, operands)
         if not operands[0].exact:
             total = total + apply(step, [errors[0], b], DOUBLE)[number].real
         if not operands[1].exact:

@@ -34,8 +34,8 @@ class Blocks:
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
         outer, inner = self.shape if self.by_rows else self.shape[::-1]
-        width = min(inner, BLOCK_ELEMENTS // 8)
-        height = max(8, BLOCK_ELEMENTS // max(width, 1))
+        width = max(1, min(inner, BLOCK_ELEMENTS // 8))
+        height = max(8, BLOCK_ELEMENTS // width)
         for i in range(0, outer, height):
             for j in range(0, inner, width):
                 across, along = slice(i, min(i + height, outer)), slice(j, min(j + width, inner))
@@ -102,7 +102,7 @@ class Operand:
     def take(self, rows: Any, columns: Any, exact: bool = True) -> Array:
         """Chosen rows and columns, in float64 (exact) or float32 (as they are multiplied)."""
         source = self._exact if exact else self.values
-        chosen = source[rows][:, columns].astype(np.float64 if exact else np.float32)
+        chosen: Array = source[rows][:, columns].astype(np.float64 if exact else np.float32)
         return np.negative(chosen) if self.sign < 0 else chosen
 
 

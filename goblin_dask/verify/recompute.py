@@ -52,7 +52,8 @@ def judge(given: Array, own: Array, bounded: Bounded, number: int = 0) -> Findin
     with np.errstate(all="ignore"):
         if given.dtype.kind in "biu":
             same = given == own
-            apart = np.abs(given.astype(wide) - own.astype(wide))
+            # Two large integers may be one float64.
+            apart = np.where(same, 0.0, np.maximum(np.abs(given.astype(wide) - own.astype(wide)), 1.0))
             reference = apart * 0
         else:
             same = equal(given, own)

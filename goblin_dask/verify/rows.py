@@ -158,9 +158,10 @@ def low_precision(sample: Sample, error: Array) -> str | None:
     power = float(np.sum(e * e))
     if not power or not np.isfinite(power):
         return None
+    multiplied = sample.left.astype(np.float64) @ sample.right.astype(np.float64)
     for name, rounded in LOW_PRECISIONS.items():
         left, right = rounded(np.ascontiguousarray(sample.left)), rounded(np.ascontiguousarray(sample.right))
-        predicted = (left.astype(np.float64) @ right.astype(np.float64) - sample.exact) / sample.scale
+        predicted = (left.astype(np.float64) @ right.astype(np.float64) - multiplied) / sample.scale
         size, common = float(np.sum(predicted * predicted)), float(np.sum(e * predicted))
         if size and abs(common / size - 1) < REGRESSION_SLOPE and common**2 > REGRESSION_R2 * size * power:
             return name

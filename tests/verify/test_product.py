@@ -1,0 +1,264 @@
+"""The product check: honest products of every kind pass in every order; what is not honest does not."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from goblin_dask.testing.matrices import KINDS, ORDERS
+from goblin_dask.verify.contraction import Contraction, Tile
+from goblin_dask.verify.operands import Operand, OperandStatistics
+from goblin_dask.verify.product import check_product
+from goblin_dask.verify.rows import tf32
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are among the subjects
+
+SHAPES = ((3, 3, 3), (40, 1, 30), (1, 700, 1), (64, 128, 96), (100, 1000, 80), (33, 2100, 1100))
+
+
+def product(a, b, c, **more):
+    return Contraction([Operand(a, **more)], [Operand(b)], [Tile(c, ((0, 0),))])
+
+
+def check(a, b, c, seed=None, **more):
+    return check_product(product(a, b, c, **more), np.random.default_rng(seed))
+
+
+def operands(kind, other, shape, rng):
+    m, k, n = shape
+    a = KINDS[kind](rng, (m, k))
+    b = KINDS[other](rng, (k, n))
+    if kind == "scaled columns":  # every term of a sum counts
+        b = (b / np.abs(a).max(axis=0).clip(1e-30)[:, None]).astype(np.float32)
+    return a, b
+
+
+def honest_cases():
+    return list(itertools.product(KINDS, ("same", "normal", "uniform"), SHAPES, ORDERS))
+
+
+def count_honest(cases, seed=0):
+    rng = np.random.default_rng(seed)
+    verdicts = {"accepted": 0, "unproven": 0, "wrong": 0}
+    for kind, other, shape, order in cases:
+        a, b = operands(kind, kind if other == "same" else other, shape, rng)
+        finding = check(a, b, ORDERS[order](a, b), seed=rng.integers(2**32))
+        verdicts[finding.verdict] += 1
+        assert finding.verdict != "wrong", (kind, other, shape, order, finding)
+        if finding.verdict == "accepted":
+            assert finding.ratio <= 1, (kind, other, shape, order, finding)
+    return verdicts
+
+
+@pytest.mark.full
+def test_honest_products_of_every_kind_shape_and_order_are_accepted(sample, report):
+    cases = sample(honest_cases(), 250)
+    verdicts = count_honest(cases)
+    report(f"honest products: {len(KINDS)} kinds, {len(SHAPES)} shapes, {len(ORDERS)} orders: {verdicts}")
+    assert verdicts["unproven"] <= len(cases) / 1000
+
+
+def test_biased_rounding_is_settled_not_blamed():
+    a, b = np.full((60, 3000), 0.1, np.float32), np.full((3000, 200), 0.1, np.float32)
+    finding = check(a, b, ORDERS["sequential"](a, b))
+    assert finding.verdict == "accepted"
+    assert finding.settled == 60
+
+
+def test_another_library_is_accepted():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    for kind in KINDS:
+        a, b = operands(kind, kind, (50, 600, 70), rng)
+        c = (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()
+        assert check(a, b, c, seed=1).verdict == "accepted", kind
+
+
+@pytest.mark.parametrize("layout", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_memory_order_and_dtype_do_not_matter(layout, dtype):
+    rng = np.random.default_rng(4)
+    a, b = (np.asarray(rng.standard_normal(shape), dtype, order=layout) for shape in ((90, 300), (300, 70)))
+    c = (a.astype("f4") @ b.astype("f4")).astype(dtype) if dtype == "float16" else a @ b
+    assert check(a, b, np.asarray(c, order=layout), seed=1).verdict == "accepted"
+    wrong = c.copy()
+    wrong[5, 6] += np.asarray(0.5, dtype)
+    assert check(a, b, wrong, seed=1).verdict == "wrong"
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "scaled rows", "scaled columns", "huge row", "integers"])
+def test_one_entry_at_the_threshold_is_never_used(kind):
+    rng = np.random.default_rng(5)
+    a, b = operands(kind, "normal", (100, 800, 300), rng)
+    c = a @ b
+    threshold = check(a, b, c, seed=2).thresholds[0]
+    exact = a.astype("f8") @ b
+    for _ in range(20):
+        wrong = c.copy()
+        at = rng.integers(100), rng.integers(300)
+        wrong[at] += np.float32(threshold * rng.choice([-1, 1])) * 1.01
+        if abs(wrong[at] - exact[at]) < threshold:  # too small to be stored beside the entry
+            continue
+        assert check(a, b, wrong, seed=rng.integers(2**32)).verdict == "wrong"
+
+
+def test_every_column_counts_whatever_its_scale():
+    """One norm for all columns would hide a wrong sign in a small one."""
+    rng = np.random.default_rng(6)
+    a, b = operands("normal", "scaled columns", (60, 500, 1500), rng)
+    c = a @ b
+    column = int(np.argmin(np.abs(b).max(axis=0)))
+    c[:, column] *= -1
+    assert check(a, b, c, seed=1).verdict == "wrong"
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "offset", "lognormal", "low rank"])
+@pytest.mark.parametrize("depth", [64, 1024, 4096])
+def test_low_precision_is_recognised(kind, depth):
+    rng = np.random.default_rng(7)
+    a, b = operands(kind, kind, (48, depth, 130), rng)
+    for seed in range(3):
+        assert check(a, b, tf32(a) @ tf32(b), seed=seed).verdict != "accepted"
+
+
+def test_a_missing_panel_is_wrong_even_where_it_is_a_hundredth():
+    rng = np.random.default_rng(8)
+    a, b = operands("normal", "normal", (64, 6400, 256), rng)
+    assert check(a, b, a[:, 64:] @ b[64:], seed=1).verdict == "wrong"
+
+
+def test_a_nan_is_not_accepted():
+    """A comparison that rejects what is large would accept it."""
+    a, b = operands("normal", "normal", (20, 30, 40), np.random.default_rng(9))
+    c = a @ b
+    for value in (np.nan, np.inf, -np.inf):
+        wrong = c.copy()
+        wrong[3, 4] = value
+        finding = check(a, b, wrong)
+        assert finding.verdict == "wrong"
+        assert not finding.ratio <= 1
+    assert check(a, b, np.full_like(c, np.nan)).verdict == "wrong"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+def test_what_is_not_finite_is_compared_by_class(value, side):
+    rng = np.random.default_rng(10)
+    a, b = operands("normal", "normal", (40, 50, 60), rng)
+    if side != "right":
+        a[3, 4] = a[7, 7] = value
+    if side != "left":
+        b[5, 6] = value
+    b[4] = np.where(np.arange(60) % 2, b[4], 0)  # infinity times zero
+    for order in ("BLAS", "sequential", "pairwise", "reversed"):
+        c = ORDERS[order](a, b)
+        assert check(a, b, c).verdict == "accepted", order
+    special = np.argwhere(~np.isfinite(c))[0]
+    wrong = c.copy()
+    wrong[tuple(special)] = 1.0
+    assert check(a, b, wrong).verdict == "wrong"
+    wrong = c.copy()
+    wrong[20, 20] += 1.0
+    assert check(a, b, wrong).verdict == "wrong"
+    wrong = c.copy()
+    wrong[20, 20] = np.nan
+    assert check(a, b, wrong).verdict == "wrong"
+
+
+def test_where_sums_may_overflow_nothing_is_said():
+    a, b = (np.full(shape, 1e19, np.float32) * np.float32(1.5) for shape in ((8, 40), (40, 8)))
+    b[::2] *= -1
+    finding = check(a, b, a @ b)
+    assert finding.verdict == "unproven"
+    assert "largest number" in finding.reason
+
+
+def test_a_tf32_answer_and_a_cancelling_entry():
+    """Tolerances come from the magnitudes that are summed, not from the entry that is left."""
+    a = np.array([[0.83899, 0.54414, 3.3142e5], [-0.54414, 0.83899, 4.6909e6], [0, 0, 1]], np.float32)
+    b = np.array([[0.83899, -0.54414, 2.2745e6], [0.54414, 0.83899, -4.1160e6], [0, 0, 1]], np.float32)
+    honest, other = a @ b, tf32(a) @ tf32(b)
+    assert abs(other[0, 2] - honest[0, 2]) > 1000
+    for seed in range(50):
+        for order in ORDERS.values():
+            assert check(a, b, order(a, b), seed=seed).verdict == "accepted"
+        assert check(a, b, other, seed=seed).verdict == "wrong"
+
+
+def test_tiles_share_operands_and_each_is_checked():
+    rng = np.random.default_rng(11)
+    a = [rng.standard_normal((50, 40), np.float32) for _ in range(6)]
+    b = [rng.standard_normal((40, 70), np.float32) for _ in range(6)]
+    tiles = []
+    for i, j in itertools.product(range(2), range(2)):
+        terms = tuple((3 * i + l, 3 * j + l) for l in range(3))
+        tiles.append(Tile(sum(a[x] @ b[y] for x, y in terms), terms))
+    left, right = [Operand(x) for x in a], [Operand(x) for x in b]
+    assert check_product(Contraction(left, right, tiles), rng).verdict == "accepted"
+    for broken in range(4):
+        wrong = [Tile(t.output.copy(), t.terms) for t in tiles]
+        wrong[broken].output[1, 2] *= 2
+        assert check_product(Contraction(left, right, wrong), rng).verdict == "wrong"
+
+
+def test_a_prologue_is_uncertain_as_float32_is():
+    """exp of a small number minus one and log of nearly one: float64 alone would blame honest float32."""
+    rng = np.random.default_rng(12)
+    x, b = rng.standard_normal((60, 900), np.float32), rng.standard_normal((900, 200), np.float32)
+    for function in (
+        lambda v: np.log(1 + v.dtype.type(np.float32(1e-4)) * v),
+        lambda v: (v + v.dtype.type(1e4)) - (v + v.dtype.type(1e4)).mean(axis=1, keepdims=True),
+        np.tanh,
+    ):
+        a32, a64 = function(x), function(x.astype("f8"))
+        contraction = product(a32, b, a32 @ b, fine=a64, coarse=a32)
+        assert check_product(contraction, np.random.default_rng(1)).verdict == "accepted"
+        wrong = a32 @ b
+        wrong[2, 3] += 0.2 * np.abs(wrong).mean() + 0.5 * np.abs(wrong[2, 3])
+        assert check_product(product(a32, b, wrong, fine=a64, coarse=a32), rng).verdict != "accepted"
+
+
+def test_statistics_are_kept_and_bounded_and_change_nothing():
+    rng = np.random.default_rng(13)
+    a, b = operands("normal", "normal", (50, 300, 200), rng)
+    statistics = OperandStatistics(limit=16 * 1024)
+    for number in range(8):
+        contraction = Contraction(
+            [Operand(a, key=("a", number))], [Operand(b, key=("b", number))], [Tile(a @ b, ((0, 0),))]
+        )
+        first = check_product(contraction, np.random.default_rng(number), statistics)
+        again = check_product(contraction, np.random.default_rng(number), statistics)
+        assert first == again
+        assert 0 < statistics.nbytes <= statistics.limit
+    assert statistics.get(("squares", ("b", 0))) is None
+    assert statistics.get(("squares", ("b", 7))) is not None
+
+
+def test_random_numbers_are_fresh():
+    """Against known projections, any error can be built that passes."""
+    a, b = operands("normal", "normal", (20, 30, 40), np.random.default_rng(14))
+    ratios = {check(a, b, a @ b).ratio for _ in range(5)}
+    assert len(ratios) == 5
+
+
+def test_equal_and_opposite_errors_do_not_hide_each_other():
+    """With plain signs, half of such pairs would pass each projection."""
+    rng = np.random.default_rng(15)
+    a, b = operands("normal", "normal", (30, 200, 100), rng)
+    c = a @ b
+    size = 10 * check(a, b, c, seed=0).thresholds[0]
+    passed = 0
+    for seed in range(300):
+        wrong = c.copy()
+        i, (j, l) = rng.integers(30), rng.choice(100, 2, replace=False)
+        wrong[i, j] += size
+        wrong[i, l] -= size
+        passed += check(a, b, wrong, seed=seed).verdict == "accepted"
+    assert passed <= 3
+
+
+def test_empty_products_are_checked():
+    for m, k, n in ((0, 3, 4), (3, 0, 4), (3, 4, 0)):
+        a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
+        assert check(a, b, a @ b).verdict == "accepted"
+    assert check(np.ones((3, 0), "f4"), np.ones((0, 4), "f4"), np.ones((3, 4), "f4")).verdict == "wrong"
