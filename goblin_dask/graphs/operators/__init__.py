@@ -7,9 +7,12 @@ from types import MappingProxyType
 
 from goblin_dask.graphs.operators import (
     contraction,
+    counting,
     creation,
     elementwise,
     fft,
+    filling,
+    indexing,
     linalg,
     movement,
     reductions,
@@ -20,7 +23,7 @@ from goblin_dask.graphs.operators.base import Kind, Operator
 CATALOGUE_VERSION = 1
 """Raised with every change that makes an existing program mean something else, or that adds an operator."""
 
-_MODULES = (elementwise, reductions, contraction, movement, sorting, linalg, fft, creation)
+_MODULES = (elementwise, reductions, contraction, movement, filling, sorting, counting, indexing, linalg, fft, creation)
 
 CATALOGUE: Mapping[str, Operator] = MappingProxyType(
     {operator.name: operator for module in _MODULES for operator in module.OPERATORS}

@@ -191,3 +191,36 @@ def check_count(name: str, got: int, wanted: int) -> None:
     """Refuse a tuple attribute of the wrong length."""
     if got != wanted:
         raise InputError(f"{name} has {got} entries, expected {wanted}")
+
+
+def require_integers(spec: ArraySpec, what: str = "an index") -> None:
+    """Refuse an operand that does not index."""
+    if DTYPES[spec.dtype].kind not in "iu":
+        raise InputError(f"{what} has dtype {spec.dtype}, expected integers")
+
+
+def require_real(spec: ArraySpec) -> None:
+    """Refuse complex numbers, which have no order."""
+    if DTYPES[spec.dtype].kind == "c":
+        raise InputError("complex numbers have no such order; take their real or absolute values")
+
+
+def require_axis(specs: Specs, attributes: Any) -> int:
+    """The attribute ``axis``, of an operand that has axes."""
+    if not specs[0].shape:
+        raise InputError("a scalar has no axis")
+    return int(attributes["axis"])
+
+
+def ordered_operator(
+    name: str,
+    summary: str,
+    kinds: frozenset[Kind],
+    infer: Any,
+    kernel: Any,
+    examples: Any,
+    arity: int | None,
+    **more: Any,
+) -> Operator:
+    """An operator whose outputs are C-contiguous whatever its operands are."""
+    return Operator(name, summary, kinds, infer, kernel, examples, arity=arity, contiguous=True, **more)

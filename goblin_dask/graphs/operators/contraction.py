@@ -65,6 +65,21 @@ def _copies(specs: Specs, outputs: Specs, attributes: Attributes) -> int:
     return _casts(specs, outputs, attributes) + sum(math.prod(spec.shape) * wide for spec in specs)
 
 
+def _turned(order: tuple[int, ...]) -> bool:
+    """Whether an order of axes is a rotation, which reshapes to a matrix, or its transpose, without a copy."""
+    return not order or order == (*range(order[0], len(order)), *range(order[0]))
+
+
+def _copies_tensordot(specs: Specs, outputs: Specs, attributes: Any) -> int:
+    """Casts, and copies of the operands whose axes do not already lie as a product needs them."""
+    total, wide = _casts(specs, outputs, attributes), 4 if outputs[0].dtype in HALVES else 0
+    for spec, axes, last in zip(specs, (attributes["a_axes"], attributes["b_axes"]), (True, False), strict=True):
+        free = tuple(axis for axis in range(len(spec.shape)) if axis not in axes)
+        if not _turned((*free, *axes) if last else (*axes, *free)):
+            total += math.prod(spec.shape) * (wide or DTYPES[outputs[0].dtype].itemsize)
+    return total
+
+
 def _infer_matmul(specs: Specs, attributes: Any) -> Specs:
     a, b = specs[0].shape, specs[1].shape
     if not a or not b:
@@ -342,7 +357,8 @@ OPERATORS: tuple[Operator, ...] = (
         arity=2,
         attributes={"a_axes": Axes(ordered=True), "b_axes": Axes(operand=1, ordered=True)},
         flops=_flops_tensordot,
-        workspace=_copies,
+        workspace=_copies_tensordot,
+        copies_strided=True,
         contiguous=True,
         check=_PROJECTION,
     ),

@@ -238,6 +238,15 @@ def _norm(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array,
     return (xp.linalg.norm(array, order, axes if len(axes) > 1 else axes[0], attributes["keepdims"]),)
 
 
+def _workspace_norm(specs: Specs, outputs: Specs, attributes: Any) -> int:
+    """The norm of everything is a dot product, once integers are floats and complex numbers two parts."""
+    (spec,) = specs
+    size, kind = math.prod(spec.shape), DTYPES[spec.dtype].kind
+    if attributes["ord"] is None and len(axes_of(attributes, len(spec.shape))) == len(spec.shape):
+        return 8 * size if kind in "iub" else nbytes(spec) if kind == "c" else 0
+    return 3 * max(nbytes(spec), 8 * size)
+
+
 def _of_numpy(name: str, *given: str) -> Callable[..., tuple[Array, ...]]:
     """`numpy.linalg`'s function with these attributes; results in C order."""
 
@@ -445,7 +454,8 @@ OPERATORS: tuple[Operator, ...] = (
         _examples_norm,
         attributes={"ord": Order(None), "axes": Axes(None, ordered=True), "keepdims": Bool(False)},
         flops=lambda specs, outputs, attributes: 2.0 * math.prod(specs[0].shape),
-        workspace=lambda specs, outputs, attributes: 3 * max(nbytes(specs[0]), 8 * math.prod(specs[0].shape)),
+        workspace=_workspace_norm,
         contiguous=True,
+        copies_strided=True,
     ),
 )

@@ -12,7 +12,7 @@ from goblin_dask.errors import InputError
 from goblin_dask.graphs.operators import samples
 from goblin_dask.graphs.operators.base import Attributes, Example, Kind, Operator, Specs, broadcast, check_count, like
 from goblin_dask.graphs.operators.dtypes import DTYPES, common
-from goblin_dask.graphs.operators.rules import Axes, Axis, Choice, DType, Int, Ints, Shape
+from goblin_dask.graphs.operators.rules import Axes, Axis, DType, Int, Ints, Shape
 from goblin_dask.messages import ArraySpec
 
 MOVEMENT = frozenset({Kind.MOVEMENT})
@@ -55,7 +55,7 @@ def _checked_slice(shape: tuple[int, ...], attributes: Any) -> tuple[int, ...]:
     return tuple(length)
 
 
-def _movement(
+def movement(
     name: str,
     summary: str,
     infer: Callable[[Specs, Any], Specs],
@@ -147,63 +147,6 @@ def _infer_roll(specs: Specs, attributes: Any) -> Specs:
     return (specs[0],)
 
 
-PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
-
-
-def _infer_pad(specs: Specs, attributes: Any) -> Specs:
-    shape, width = specs[0].shape, attributes["width"]
-    check_count("width", len(width), 2 * len(shape))
-    if attributes["mode"] == "constant" and (len(specs) != 2 or specs[1].shape != ()):
-        raise InputError("constant padding takes the array and one scalar")
-    if attributes["mode"] != "constant":
-        check_count("the operands", len(specs), 1)
-        for axis, size in enumerate(shape):
-            if size == 0 and width[2 * axis] + width[2 * axis + 1]:
-                raise InputError(f"axis {axis} is empty: there is nothing to pad it with")
-    padded = tuple(size + width[2 * axis] + width[2 * axis + 1] for axis, size in enumerate(shape))
-    return like(specs[0], padded)
-
-
-def _pad(xp: Any, operands: tuple[Any, ...], attributes: Any) -> Any:
-    width, mode = attributes["width"], attributes["mode"]
-    pairs = [(width[i], width[i + 1]) for i in range(0, len(width), 2)]
-    if mode != "constant":
-        return xp.pad(operands[0], pairs, mode=mode)
-    array = operands[0]
-    shape = tuple(size + before + after for size, (before, after) in zip(array.shape, pairs, strict=True))
-    result = xp.empty(shape, array.dtype)
-    result[...] = operands[1].astype(array.dtype)
-    result[tuple(slice(before, before + size) for size, (before, _) in zip(array.shape, pairs, strict=True))] = array
-    return result
-
-
-def _infer_repeat(specs: Specs, attributes: Any) -> Specs:
-    counts, axis, shape = attributes["counts"], attributes["axis"], specs[0].shape
-    if len(counts) != 1:
-        check_count("counts", len(counts), shape[axis])
-    total = counts[0] * shape[axis] if len(counts) == 1 else sum(counts)
-    return like(specs[0], (*shape[:axis], total, *shape[axis + 1 :]))
-
-
-def _repeat(xp: Any, operands: tuple[Any, ...], attributes: Any) -> Any:
-    counts = attributes["counts"]
-    return xp.repeat(operands[0], counts[0] if len(counts) == 1 else xp.asarray(counts), axis=attributes["axis"])
-
-
-def _infer_tile(specs: Specs, attributes: Any) -> Specs:
-    counts, shape = attributes["counts"], specs[0].shape
-    rank = max(len(counts), len(shape))
-    counts = (1,) * (rank - len(counts)) + counts
-    shape = (1,) * (rank - len(shape)) + shape
-    return like(specs[0], tuple(a * b for a, b in zip(counts, shape, strict=True)))
-
-
-def _infer_triangle(specs: Specs, attributes: Any) -> Specs:
-    if len(specs[0].shape) < 2:
-        raise InputError("expected at least two axes")
-    return (specs[0],)
-
-
 def _infer_slice(specs: Specs, attributes: Any) -> Specs:
     return like(specs[0], _checked_slice(specs[0].shape, attributes))
 
@@ -241,12 +184,6 @@ def _infer_diagonal(specs: Specs, attributes: Any) -> Specs:
     return like(specs[0], (*(size for axis, size in enumerate(shape) if axis not in (first, second)), length))
 
 
-def _infer_diag(specs: Specs, attributes: Any) -> Specs:
-    check_count("the operand's shape", len(specs[0].shape), 1)
-    size = specs[0].shape[0] + abs(attributes["offset"])
-    return like(specs[0], (size, size))
-
-
 def _infer_bitcast(specs: Specs, attributes: Any) -> Specs:
     old, new = DTYPES[specs[0].dtype].itemsize, DTYPES[attributes["dtype"]].itemsize
     if attributes["dtype"] == "bool":
@@ -257,7 +194,7 @@ def _infer_bitcast(specs: Specs, attributes: Any) -> Specs:
     return (ArraySpec(shape if old == new else (*shape[:-1], shape[-1] * old // new), attributes["dtype"]),)
 
 
-def _examples(
+def examples_of(
     *choices: tuple[tuple[int, ...], dict[str, Any]], operands: int = 1, dtypes: Any = samples.ALL
 ) -> Callable[[], Iterator[Example]]:
     def examples() -> Iterator[Example]:
@@ -268,18 +205,6 @@ def _examples(
                 yield (samples.strided(array),) * operands, attributes
 
     return examples
-
-
-def _examples_pad() -> Iterator[Example]:
-    for mode in PAD_MODES:
-        for width in ((1, 2, 0, 3), (0, 0, 0, 0), (5, 0, 9, 1)):
-            array = samples.sample((3, 4), "float32")
-            yield (
-                (array, np.asarray(2.5))[: 2 if mode == "constant" else 1],
-                {"width": width, "mode": mode},
-            )
-    for dtype in samples.ALL:
-        yield (samples.sample((2, 0), dtype), samples.sample((), dtype)), {"width": (1, 1, 0, 2)}
 
 
 def _examples_join() -> Iterator[Example]:
@@ -314,50 +239,50 @@ def _examples_setitem() -> Iterator[Example]:
 
 
 OPERATORS: tuple[Operator, ...] = (
-    _movement(
+    movement(
         "reshape",
         "Another shape for the same elements in C order.",
         _infer_reshape,
         lambda xp, operands, attributes: operands[0].reshape(attributes["shape"]),
-        _examples(
+        examples_of(
             ((6, 4), {"shape": (2, 12)}), ((), {"shape": (1, 1)}), ((2, 0), {"shape": (0, 7)}), ((1,), {"shape": ()})
         ),
         attributes={"shape": Shape()},
         view=_always,
         keeps_order=True,
     ),
-    _movement(
+    movement(
         "permute_dims",
         "Axes in another order.",
         _infer_permute,
         lambda xp, operands, attributes: operands[0].transpose(attributes["axes"]),
-        _examples(
+        examples_of(
             ((3, 4), {"axes": (1, 0)}), ((2, 0, 3), {"axes": (2, 0, 1)}), ((), {"axes": ()}), ((5,), {"axes": (-1,)})
         ),
         attributes={"axes": Axes(ordered=True)},
         view=_always,
     ),
-    _movement(
+    movement(
         "expand_dims",
         "New axes of length one, at these places of the result.",
         _infer_expand,
         lambda xp, operands, attributes: xp.expand_dims(operands[0], attributes["axes"]),
-        _examples(((3, 4), {"axes": (1,)}), ((), {"axes": (0, 1)}), ((2, 3), {"axes": (-1, 0)}), ((0,), {"axes": 0})),
+        examples_of(((3, 4), {"axes": (1,)}), ((), {"axes": (0, 1)}), ((2, 3), {"axes": (-1, 0)}), ((0,), {"axes": 0})),
         attributes={"axes": Axes(grows=True)},
         view=_always,
         keeps_order=True,
     ),
-    _movement(
+    movement(
         "squeeze",
         "These axes, of length one, taken away.",
         _infer_squeeze,
         lambda xp, operands, attributes: xp.squeeze(operands[0], attributes["axes"]),
-        _examples(((3, 1), {"axes": -1}), ((1, 1), {"axes": (0, 1)}), ((1, 0, 1), {"axes": (2,)})),
+        examples_of(((3, 1), {"axes": -1}), ((1, 1), {"axes": (0, 1)}), ((1, 0, 1), {"axes": (2,)})),
         attributes={"axes": Axes()},
         view=_always,
         keeps_order=True,
     ),
-    _movement(
+    movement(
         "concat",
         "Arrays joined along an axis.",
         _infer_concat,
@@ -368,7 +293,7 @@ OPERATORS: tuple[Operator, ...] = (
         attributes={"axis": Axis(default=0)},
         contiguous=True,
     ),
-    _movement(
+    movement(
         "stack",
         "Arrays joined along a new axis.",
         _infer_stack,
@@ -379,95 +304,37 @@ OPERATORS: tuple[Operator, ...] = (
         attributes={"axis": Axis(default=0, extra=1)},
         contiguous=True,
     ),
-    _movement(
+    movement(
         "broadcast_to",
         "The array repeated, without a copy, to a larger shape.",
         _infer_broadcast,
         lambda xp, operands, attributes: xp.broadcast_to(operands[0], attributes["shape"]),
-        _examples(((3, 1), {"shape": (2, 3, 4)}), ((), {"shape": (2,)}), ((1,), {"shape": (0,)})),
+        examples_of(((3, 1), {"shape": (2, 3, 4)}), ((), {"shape": (2,)}), ((1,), {"shape": (0,)})),
         attributes={"shape": Shape()},
         view=_always,
     ),
-    _movement(
+    movement(
         "flip",
         "Axes reversed.",
         _same,
         lambda xp, operands, attributes: xp.flip(operands[0], attributes["axes"]),
-        _examples(((3, 4), {"axes": 1}), ((2, 3), {"axes": None}), ((), {"axes": ()}), ((0,), {"axes": 0})),
+        examples_of(((3, 4), {"axes": 1}), ((2, 3), {"axes": None}), ((), {"axes": ()}), ((0,), {"axes": 0})),
         attributes={"axes": Axes()},
         view=_always,
     ),
-    _movement(
+    movement(
         "roll",
         "Elements moved along axes, those that fall off entering at the other end.",
         _infer_roll,
         lambda xp, operands, attributes: xp.roll(operands[0], attributes["shift"], attributes["axes"]),
-        _examples(
+        examples_of(
             ((3, 4), {"shift": 2, "axes": 1}),
             ((3, 4), {"shift": (-1, 9), "axes": (1, 0)}),
             ((0,), {"shift": 1, "axes": 0}),
         ),
         attributes={"shift": Ints(), "axes": Axes(ordered=True)},
     ),
-    _movement(
-        "pad",
-        "Elements added before and after each axis; with ``constant`` they are the second operand.",
-        _infer_pad,
-        _pad,
-        _examples_pad,
-        arity=None,
-        least=1,
-        attributes={"width": Ints(low=0), "mode": Choice("constant", PAD_MODES)},
-        contiguous=True,
-    ),
-    _movement(
-        "repeat",
-        "Each element of an axis repeated.",
-        _infer_repeat,
-        _repeat,
-        _examples(
-            ((3, 4), {"counts": 2, "axis": 0}),
-            ((3, 2), {"counts": (0, 3, 1), "axis": 0}),
-            ((2,), {"counts": 0, "axis": 0}),
-        ),
-        attributes={"counts": Ints(low=0), "axis": Axis()},
-        contiguous=True,
-    ),
-    _movement(
-        "tile",
-        "The whole array repeated along its axes.",
-        _infer_tile,
-        lambda xp, operands, attributes: xp.tile(operands[0], attributes["counts"]),
-        _examples(
-            ((3, 2), {"counts": (2, 2)}),
-            ((2,), {"counts": (2, 1, 3)}),
-            ((2, 2), {"counts": (0,)}),
-            ((), {"counts": ()}),
-        ),
-        attributes={"counts": Ints(low=0)},
-        contiguous=True,
-    ),
-    _movement(
-        "tril",
-        "Lower triangles; zeros above the diagonal number ``k``.",
-        _infer_triangle,
-        lambda xp, operands, attributes: xp.tril(operands[0], attributes["k"]),
-        _examples(((3, 4), {}), ((4, 3), {"k": -1}), ((2, 3, 3), {"k": 9}), ((0, 2), {})),
-        attributes={"k": Int(0)},
-        workspace=lambda specs, outputs, attributes: math.prod(specs[0].shape[-2:]),
-        contiguous=True,
-    ),
-    _movement(
-        "triu",
-        "Upper triangles; zeros below the diagonal number ``k``.",
-        _infer_triangle,
-        lambda xp, operands, attributes: xp.triu(operands[0], attributes["k"]),
-        _examples(((3, 4), {}), ((4, 3), {"k": -1}), ((2, 3, 3), {"k": 9}), ((0, 2), {})),
-        attributes={"k": Int(0)},
-        workspace=lambda specs, outputs, attributes: math.prod(specs[0].shape[-2:]),
-        contiguous=True,
-    ),
-    _movement(
+    movement(
         "slice",
         "Every ``step``-th element of each axis from ``start`` on, ``length`` of them.",
         _infer_slice,
@@ -476,7 +343,7 @@ OPERATORS: tuple[Operator, ...] = (
         attributes={"start": Ints(low=0), "length": Ints(low=0), "step": Ints()},
         view=_always,
     ),
-    _movement(
+    movement(
         "setitem",
         "A copy of the first operand in which a slice is replaced by the second.",
         _infer_setitem,
@@ -488,30 +355,21 @@ OPERATORS: tuple[Operator, ...] = (
         reusable=(0,),
         contiguous=True,
     ),
-    _movement(
+    movement(
         "diagonal",
         "Diagonals of two axes, as the last axis.",
         _infer_diagonal,
         lambda xp, operands, a: xp.diagonal(operands[0], a["offset"], a["axis1"], a["axis2"]),
-        _examples(((3, 4), {}), ((3, 4, 2), {"offset": -1, "axis1": 2, "axis2": 0}), ((2, 2), {"offset": 5})),
+        examples_of(((3, 4), {}), ((3, 4, 2), {"offset": -1, "axis1": 2, "axis2": 0}), ((2, 2), {"offset": 5})),
         attributes={"offset": Int(0), "axis1": Axis(0), "axis2": Axis(1)},
         view=_always,
     ),
-    _movement(
-        "diag",
-        "A matrix with the operand as a diagonal and zeros else.",
-        _infer_diag,
-        lambda xp, operands, attributes: xp.diag(operands[0], attributes["offset"]),
-        _examples(((3,), {}), ((0,), {"offset": 2}), ((4,), {"offset": -1})),
-        attributes={"offset": Int(0)},
-        contiguous=True,
-    ),
-    _movement(
+    movement(
         "bitcast",
         "The same bytes as another dtype, along the last axis.",
         _infer_bitcast,
         lambda xp, operands, a: xp.ascontiguousarray(operands[0]).reshape(operands[0].shape).view(DTYPES[a["dtype"]]),
-        _examples(
+        examples_of(
             ((3, 8), {"dtype": "uint8"}),
             ((), {"dtype": "float32"}),
             ((0,), {"dtype": "int64"}),

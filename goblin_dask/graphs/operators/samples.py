@@ -15,6 +15,8 @@ INEXACT = (*FLOATS, "complex64", "complex128")
 BLAS = ("float32", "float64", "complex64", "complex128")
 INTEGERS = tuple(name for name in DTYPES if "int" in name)
 ALL = tuple(DTYPES)
+ORDERED = tuple(dtype for dtype in ALL if dtype != "bfloat16")
+"""Those that NumPy sorts."""
 
 
 def sample(shape: tuple[int, ...], dtype: str, seed: int = 0, special: bool = True) -> Any:
