@@ -51,7 +51,7 @@ class Rewriter(Builder):
             simpler = self._summed(operands[0], given)
             if simpler is not None:
                 return (simpler,)
-        if operator == "tensordot":
+        if operator in ("tensordot", "einsum") and len(operands) == 2:
             simpler = self._contracted(operands[0], operands[1], given)
             if simpler is not None:
                 return (simpler,)
@@ -116,18 +116,29 @@ class Rewriter(Builder):
         return pieces
 
     def _contracted(self, a: int, b: int, given: dict[str, Attribute]) -> int | None:
-        """A tensordot of two matrices over one axis each is a product."""
+        """A tensordot or einsum of two matrices over one axis each is a product."""
         x, y = self.spec(a), self.spec(b)
-        left, right = given.get("a_axes"), given.get("b_axes")
-        if len(x.shape) != 2 or len(y.shape) != 2 or not isinstance(left, tuple) or not isinstance(right, tuple):
+        if len(x.shape) != 2 or len(y.shape) != 2 or x.dtype != y.dtype:
             return None
-        if len(left) != 1 or len(right) != 1 or x.dtype != y.dtype:
-            return None
-        if left[0] == 0:
+        swapped = False
+        if "subscripts" in given:
+            terms = str(given["subscripts"]).replace("->", ",").split(",")
+            shared = set(terms[0]) & set(terms[1])
+            if any(len(set(term)) != 2 for term in terms) or len(shared) != 1 or shared & set(terms[2]):
+                return None
+            left, right = (term.index(next(iter(shared))) for term in terms[:2])
+            swapped = terms[2][0] in terms[1]
+        else:
+            axes = _ints(given.get("a_axes")), _ints(given.get("b_axes"))
+            if len(axes[0]) != 1:
+                return None
+            left, right = axes[0][0] % 2, axes[1][0] % 2
+        if left == 0:
             a = self._node("permute_dims", (a,), axes=(1, 0))
-        if right[0] == 1:
+        if right == 1:
             b = self._node("permute_dims", (b,), axes=(1, 0))
-        return self._node("matmul", (a, b))
+        product = self._node("matmul", (a, b))
+        return self._node("permute_dims", (product,), axes=(1, 0)) if swapped else product
 
 
 def _ints(value: Attribute) -> tuple[int, ...]:
@@ -146,74 +157,105 @@ def accumulate(program: Program) -> tuple[Program, tuple[int, ...]]:
     slots : tuple of int
         Which input of the given program each input of the result is.
     """
-    plan = schedule(program)
-    nodes = {step.outputs[0]: node for step, node in zip(plan.steps, program.nodes, strict=True)}
-    uses = Counter(operand for node in program.nodes for operand in node.operands)
-    uses.update(program.outputs)
-
-    def is_sum(value: int) -> bool:
-        node = nodes.get(value)
-        return (
-            node is not None
-            and node.operator == "add"
-            and all(plan.specs[operand] == plan.specs[value] for operand in node.operands)
-        )
-
-    inner = {o for value in nodes if is_sum(value) for o in nodes[value].operands if uses[o] == 1 and is_sum(o)}
+    sums = _Sums(program)
+    if not sums.found:
+        return program, tuple(range(len(program.inputs)))
     build = Builder()
     values = {slot: build.input(spec) for slot, spec in enumerate(program.inputs)}
-    for step, node in zip(plan.steps, program.nodes, strict=True):
+    for step, node in zip(sums.plan.steps, program.nodes, strict=True):
         value = step.outputs[0]
-        if value in inner:
+        if value in sums.gone:
             continue
-        terms = _terms(value, nodes, inner) if is_sum(value) else []
-        products = [t for t in terms if uses[t] == 1 and _is_product(t, nodes, plan.specs)]
-        if products:
-            values[value] = _chain(build, terms, products, nodes, values)
-            continue
-        if terms:
-            total = values[terms[0]]
-            for term in terms[1:]:
-                (total,) = build.add("add", (total, values[term]))
-            values[value] = total
-            continue
-        results = build.add(node.operator, [values[o] for o in node.operands], **dict(node.attributes))
-        values.update(zip(step.outputs, results, strict=True))
+        if value in sums.found:
+            values[value] = _chain(build, *sums.terms(value), values)
+        else:
+            results = build.add(node.operator, [values[o] for o in node.operands], **dict(node.attributes))
+            values.update(zip(step.outputs, results, strict=True))
     return build.finish([values[output] for output in program.outputs])
 
 
-def _terms(value: int, nodes: dict[int, Node], inner: set[int]) -> list[int]:
-    """Terms of a tree of additions, from left to right."""
-    terms, stack = [], [value]
-    while stack:
-        top = stack.pop()
-        if top == value or top in inner:
-            stack.extend(reversed(nodes[top].operands))
-        else:
-            terms.append(top)
-    return terms
+_ACCUMULATIONS = frozenset({"addmm", "baddbmm"})
 
 
-def _is_product(value: int, nodes: dict[int, Node], specs: Sequence[ArraySpec]) -> bool:
-    node = nodes.get(value)
-    if node is None or node.operator != "matmul" or specs[value].dtype == "bool":
-        return False
-    a, b = (specs[operand] for operand in node.operands)
-    return (
-        len(a.shape) in (2, 3) and len(a.shape) == len(b.shape) and a.shape[:-2] == b.shape[:-2] and a.dtype == b.dtype
-    )
+class _Sums:
+    """The additions of a program, as trees with terms and products at their leaves."""
+
+    def __init__(self, program: Program) -> None:
+        self.plan = schedule(program)
+        self.specs = self.plan.specs
+        self.nodes = {step.outputs[0]: node for step, node in zip(self.plan.steps, program.nodes, strict=True)}
+        uses = Counter(operand for node in program.nodes for operand in node.operands)
+        uses.update(program.outputs)
+        self.single = {value for value in self.nodes if uses[value] == 1}
+        sums = [value for value in self.nodes if self._is_sum(value)]
+        self.inner = {
+            operand
+            for value in sums
+            for operand in self._summands(value)
+            if operand in self.single and (self._is_sum(operand) or self._is_product(operand))
+        }
+        """Values that only one sum reads, and that are sums or products themselves."""
+        self.found = {
+            value
+            for value in sums
+            if value not in self.inner and any(t in self.inner for t in self._summands(value)) and self.terms(value)[1]
+        }
+        """Sums that have products among their terms and are worth writing anew."""
+        self.gone: set[int] = set()
+        """What is part of those."""
+        stack = [operand for value in self.found for operand in self._summands(value)]
+        while stack:
+            value = stack.pop()
+            if value in self.inner:
+                self.gone.add(value)
+                stack.extend(self._summands(value) if self._is_sum(value) else ())
+
+    def _is_sum(self, value: int) -> bool:
+        node = self.nodes.get(value)
+        if node is None:
+            return False
+        if node.operator in _ACCUMULATIONS:
+            return True
+        return node.operator == "add" and all(self.specs[o] == self.specs[value] for o in node.operands)
+
+    def _summands(self, value: int) -> tuple[int, ...]:
+        node = self.nodes[value]
+        return node.operands[:1] if node.operator in _ACCUMULATIONS else node.operands
+
+    def _is_product(self, value: int) -> bool:
+        node = self.nodes.get(value)
+        if node is None or node.operator != "matmul" or self.specs[value].dtype == "bool":
+            return False
+        a, b = (self.specs[operand] for operand in node.operands)
+        rank = len(a.shape)
+        return rank in (2, 3) and rank == len(b.shape) and a.shape[:-2] == b.shape[:-2] and a.dtype == b.dtype
+
+    def terms(self, root: int) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Terms of a sum, and the factors of its products, from left to right."""
+        terms: list[int] = []
+        products: list[tuple[int, ...]] = []
+        stack: list[int | tuple[int, ...]] = [root]
+        while stack:
+            top = stack.pop()
+            if isinstance(top, tuple):
+                products.append(top)
+            elif top != root and top not in self.inner:
+                terms.append(top)
+            elif self._is_product(top):
+                products.append(self.nodes[top].operands)
+            else:
+                if self.nodes[top].operator in _ACCUMULATIONS:
+                    stack.append(self.nodes[top].operands[1:])
+                stack.extend(reversed(self._summands(top)))
+        return terms, products
 
 
-def _chain(
-    build: Builder, terms: list[int], products: list[int], nodes: dict[int, Node], values: dict[int, int]
-) -> int:
-    chosen = set(products)
-    rest = [values[term] for term in terms if term not in chosen]
-    factors = [tuple(values[operand] for operand in nodes[product].operands) for product in products]
-    if rest:
-        total = rest[0]
-        for term in rest[1:]:
-            (total,) = build.add("add", (total, term))
+def _chain(build: Builder, terms: list[int], products: list[tuple[int, ...]], values: dict[int, int]) -> int:
+    factors = [tuple(values[operand] for operand in product) for product in products]
+    if terms:
+        total = values[terms[0]]
+        for term in terms[1:]:
+            (total,) = build.add("add", (total, values[term]))
     else:
         (total,) = build.add("matmul", factors.pop(0))
     for a, b in factors:

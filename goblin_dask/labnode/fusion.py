@@ -72,7 +72,8 @@ class _Fusion:
     def __init__(self, plan: Plan, offer: GridOffer, prices: Prices) -> None:
         self.offer = offer
         self.prices = prices
-        self.tasks = dict(enumerate(_in_order(plan.grid)))
+        self.composed: dict[object, tuple[Program, tuple[int, ...]]] = {}
+        self.tasks = dict(enumerate(self._simplified(task) for task in _in_order(plan.grid)))
         self.maker: dict[Key, int] = {o.key: number for number, task in self.tasks.items() for o in task.outputs}
         self.readers: dict[Key, set[int]] = defaultdict(set)
         for number, task in self.tasks.items():
@@ -84,14 +85,23 @@ class _Fusion:
         for other in self.others:
             self.kept.update(other.dependencies)
         self.memory = task_memory(offer)
-        total = sum(self._seconds(prices(task.program)) for task in self.tasks.values())
-        self.share = max(BUNDLE_SECONDS, total / (TASKS_PER_VOLUNTEER * max(1, offer.volunteers)))
+        self.share = self._fair_share()
         """Longest that a fused task may take, in seconds."""
-        self.composed: dict[object, tuple[Program, tuple[int, ...]]] = {}
         self.checkable: dict[int, tuple[Program, bool]] = {}
+
+    def _simplified(self, task: GridTask) -> GridTask:
+        """A task of its own, with its program rewritten."""
+        if id(task.program) not in self.composed:
+            self.composed[id(task.program)] = compose(task.program, [])
+        program, slots = self.composed[id(task.program)]
+        return GridTask(program, tuple(task.operands[s] for s in slots), task.outputs, task.origins, task.offload)
 
     def _seconds(self, price: Price) -> float:
         return max(price.seconds, transfer_seconds(price, self.offer))
+
+    def _fair_share(self) -> float:
+        total = sum(self._seconds(self.prices(task.program)) for task in self.tasks.values())
+        return max(BUNDLE_SECONDS, total / (TASKS_PER_VOLUNTEER * max(1, self.offer.volunteers)))
 
     # --- absorbing ------------------------------------------------------------------------------------------------
 
@@ -201,6 +211,7 @@ class _Fusion:
 
     def tile(self) -> None:
         """Make super-tiles of sums of products that share operands."""
+        self.share = self._fair_share()
         levels = self._levels()
         by_program: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, task in self.tasks.items():

@@ -131,3 +131,36 @@ def test_side_by_side_shares_operands_and_advances_together():
     check(program)
     assert len(program.inputs) == 12 == len(slots)
     assert len(program.outputs) == 2
+
+
+@pytest.mark.parametrize("subscripts", ["ij,jk->ik", "ji,jk->ik", "ij,kj->ik", "ij,jk->ki", "ji,kj->ki"])
+def test_an_einsum_of_two_matrices_is_a_product(subscripts):
+    build = Builder()
+    left, right, _ = subscripts.replace("->", ",").split(",")
+    sizes = {"i": 3, "j": 4, "k": 5}
+    shapes = [tuple(sizes[c] for c in term) for term in (left, right)]
+    inputs = [build.input(ArraySpec(shape, "float64")) for shape in shapes]
+    original = build.finish(build.add("einsum", inputs, subscripts=subscripts))[0]
+    program, slots = compose(original, [])
+    assert "matmul" in operators(program)
+    assert "einsum" not in operators(program)
+    arrays = [np.random.default_rng(i).standard_normal(shape) for i, shape in enumerate(shapes)]
+    np.testing.assert_allclose(
+        execute(program, [arrays[slot] for slot in slots])[0], np.einsum(subscripts, *arrays), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("subscripts", ["ij,ij->ij", "ij,jk->ijk", "ii,ij->ij", "ij,jk->k"])
+def test_other_einsums_stay(subscripts):
+    build = Builder()
+    inputs = [build.input(ArraySpec((3, 3), "float64")) for _ in range(2)]
+    program, _ = compose(build.finish(build.add("einsum", inputs, subscripts=subscripts))[0], [])
+    assert operators(program) == ["einsum"]
+
+
+def test_a_sum_of_sums_without_products_stays_as_it_is():
+    build = Builder()
+    a, b, c, d = (build.input(ArraySpec((3, 3), "float32")) for _ in range(4))
+    (left,), (right,) = build.add("add", (a, b)), build.add("add", (c, d))
+    original, _ = build.finish(build.add("add", (left, right)))
+    assert accumulate(original)[0] == original
