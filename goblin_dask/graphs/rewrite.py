@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.graphs.operators.rules import Attribute
-from goblin_dask.graphs.program import Node, Program
+from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.schedule import schedule
 from goblin_dask.messages import ArraySpec
 
