@@ -120,6 +120,7 @@ async def test_a_killed_worker_is_noticed_through_its_nanny_and_replaced(gateway
     gateway = await gateways(linger=600)
     await volunteers(gateway.port)
     before = await gateway.worker()
+    await gateway.changes.until(lambda: any(worker.startswith("nanny") for worker, _ in gateway.closed))  # it is up
     os.kill(int(pid(gateway)), signal.SIGKILL)
     await gateway.changes.until(lambda: before not in gateway.scheduler.workers)
     assert "its nanny says that the process ended" in [reason for _, reason in gateway.closed]
