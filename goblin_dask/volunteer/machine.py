@@ -122,7 +122,7 @@ def use_threads(count: int) -> Any:
     return ThreadpoolController().limit(limits=count)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def return_memory_early() -> None:
@@ -135,6 +135,7 @@ def return_memory_early() -> None:
     if libc is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+        libc.mallopt(_M_ARENA_MAX, 2)  # or each thread keeps a heap of its own
 
 
 def trim() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from goblin_dask.volunteer import machine as machines
 from goblin_dask.volunteer.limits import Limits
 from goblin_dask.volunteer.runner import Runner
 from goblin_dask.volunteer.transfer import Transfers
+from goblin_dask.volunteer.validator import Checker
 from goblin_dask.wire.client import ClientSession
 from goblin_dask.wire.process import introduce, token, trust, url_of
 from goblin_dask.wire.session import PATH
@@ -114,10 +116,11 @@ async def install(worker: Worker) -> Runner:
     return runner
 
 
-def _checker() -> Any:
-    from goblin_dask.verify.check import check_result  # volunteers do without SciPy
+def _checker() -> Checker:
+    from goblin_dask.verify.check import check_result  # a volunteer does without all of it
+    from goblin_dask.verify.operands import OperandStatistics
 
-    return check_result
+    return partial(check_result, statistics=OperandStatistics())
 
 
 async def remove(runner: Runner) -> None:

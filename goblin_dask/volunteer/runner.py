@@ -55,6 +55,9 @@ T = TypeVar("T")
 SMALL = 16 << 20
 """Bytes of projected peak below which memory is neither asked for before nor returned after an attempt."""
 
+FETCHES = UPLOADS = 4
+"""Blobs that are fetched, and handed in, at a time."""
+
 INLINE_TOGETHER = 4 << 20
 """Bytes of an attempt's outputs that travel inside one message; a gateway bounds what it reads."""
 
@@ -129,9 +132,9 @@ class Runner:
         self._checker = checker
         self._attempts: dict[str, _Attempt] = {}
         self._forestalled: deque[str] = deque(maxlen=1000)
-        self._device = ThreadPoolExecutor(1, thread_name_prefix="goblin-compute")
-        self._fetches = ThreadPoolExecutor(4, thread_name_prefix="goblin-fetch")
-        self._uploads = ThreadPoolExecutor(4, thread_name_prefix="goblin-upload")
+        self._device = _threads(1, "goblin-compute")
+        self._fetches = _threads(FETCHES, "goblin-fetch")
+        self._uploads = _threads(UPLOADS, "goblin-upload")
         self._owner = _OwnersShare() if limits.busy is not None else None
 
     @property
@@ -303,6 +306,15 @@ class Runner:
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         self._transfers.close()
         self.cache.clear()
+
+
+def _threads(count: int, name: str) -> ThreadPoolExecutor:
+    """A pool whose threads have all been started: their stacks belong to the worker, not to its first tasks."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    everyone = threading.Barrier(count)
+    for future in [pool.submit(everyone.wait) for _ in range(count)]:
+        future.result()
+    return pool
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from goblin_dask.digest import digest
 from goblin_dask.errors import GoblinError
 from goblin_dask.graphs.execute import Source
 from goblin_dask.graphs.program import Program, decode
 from goblin_dask.messages import ArraySpec, BlobRef, Check, CheckReport
+from goblin_dask.store.buffers import nbytes
 from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs
 
 logger = logging.getLogger(__name__)
 
 
 class Checker(Protocol):
-    """`goblin_dask.verify.check.check_result`."""
+    """`goblin_dask.verify.check.check_result`, with the operands' statistics that this process keeps."""
 
     def __call__(
         self,
         program: Program,
         inputs: Sequence[Source],
-        outputs: Sequence[Source],
+        outputs: Sequence[Any],
         *,
-        method: str,
-        replica: Sequence[Source] | None,
+        method: Literal["auto", "recompute", "compare"],
+        replica: Sequence[Any] | None,
+        digests: Sequence[str],
     ) -> CheckReport: ...
 
 
@@ -71,17 +73,18 @@ def check(work: Check, gathered: Gathered, checker: Checker) -> CheckReport | No
     Whatever keeps the check from being done is reported as ``failed``, which says nothing of the result.
     """
     for ref in (*work.outputs, *work.replica):
-        if ref.inline is not None and digest(ref.inline) != ref.digest:
-            return CheckReport("wrong", "structural", reason="an output is not what it was committed as")
+        if reason := _misdeclared(ref):
+            return CheckReport("wrong", "structural", reason=reason)
     if gathered.problem is not None:
         return gathered.problem
     try:
         return checker(
             gathered.program,
             gathered.inputs,
-            gathered.outputs,
+            [load() for load in gathered.outputs],
             method=work.method,
-            replica=gathered.replica or None,
+            replica=[load() for load in gathered.replica] or None,
+            digests=[ref.digest for ref in work.inputs],
         )
     except Abandoned:
         return None
@@ -92,3 +95,16 @@ def check(work: Check, gathered: Gathered, checker: Checker) -> CheckReport | No
     except Exception as error:
         logger.exception("check %s", work.attempt)
         return CheckReport("failed", work.method, reason=f"{type(error).__name__}: {error}")
+
+
+def _misdeclared(ref: BlobRef) -> str:
+    """What is wrong with a committed reference itself; empty when nothing is."""
+    try:
+        expected = nbytes(ref.spec)
+    except GoblinError as error:
+        return str(error)
+    if ref.nbytes != expected or (ref.inline is not None and len(ref.inline) != expected):
+        return f"an output of shape {ref.spec.shape} and dtype {ref.spec.dtype} was committed as {ref.nbytes} bytes"
+    if ref.inline is not None and digest(ref.inline) != ref.digest:
+        return "an output is not what it was committed as"
+    return ""

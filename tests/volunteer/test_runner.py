@@ -43,9 +43,9 @@ async def lab(tmp_path):
     await lab.close()
 
 
-def recompute(program, inputs, outputs, *, method, replica):
+def recompute(program, inputs, outputs, *, method, replica, digests):
     """A check of the plainest kind."""
-    good = all((a == b()).all() for a, b in zip(execute(program, inputs), outputs, strict=True))
+    good = all((a == b).all() for a, b in zip(execute(program, inputs), outputs, strict=True))
     return CheckReport("accepted" if good else "wrong", method)
 
 
@@ -135,10 +135,13 @@ async def test_a_wrong_result_is_reported(lab, worker, validator):
     await worker.runner.run(lease)
     lie = (A @ B) + 1
     other, _ = lab.lease(PRODUCT, [A, B])
+    assert other != task
     inline = BlobRef("0" * 64, ArraySpec((1,), "uint8"), 1, b"x")
     await validator.runner.run(lab.check(task, lease, (inline,)))
     assert validator.said[-1].report.verdict == "wrong"
-    assert other != task
+    for ref in (changed(inline, nbytes=1 << 50), changed(inline, spec=ArraySpec((1,), "object"))):
+        await validator.runner.run(lab.check(task, lease, (ref,)))
+        assert (validator.said[-1].report.verdict, validator.said[-1].report.method) == ("wrong", "structural")
     liar = np.ascontiguousarray(lie)
     fd = transfer.d.memory_file([liar])
     ref = BlobRef(digest(liar), worker.said[0].outputs[0].spec, liar.nbytes)
