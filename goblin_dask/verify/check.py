@@ -13,6 +13,7 @@ import numpy as np
 
 from goblin_dask.errors import GoblinError
 from goblin_dask.graphs.cost import bytes_read, bytes_written, flops
+from goblin_dask.graphs.operators import CONTRACTION
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.schedule import schedule
 from goblin_dask.messages import CheckReport
@@ -59,6 +60,10 @@ def _decomposed(program: Program) -> tuple[Matrices, ...] | None:
     return decompose(program)
 
 
+def _by_blas(dtype: str) -> bool:
+    return dtype[0] in "fc" or dtype == "bfloat16"
+
+
 @lru_cache(maxsize=1024)
 def plan_check(program: Program) -> CheckPlan:
     """Choose the cheapest sound check of a program, without its data."""
@@ -67,23 +72,23 @@ def plan_check(program: Program) -> CheckPlan:
     if found is None:
         return CheckPlan("recompute", total, size, 0.0, total / SLOW)
     plan = schedule(program)
-    wanted = {v for m in found for term in m.piece.terms for v in (term.left, term.right)}
-    prologue = sum(
-        plan.steps[n].operator.flops(
-            tuple(plan.specs[v] for v in plan.steps[n].operands), plan.steps[n].specs, plan.steps[n].attributes
-        )
-        for n in needed(program, sorted(wanted))
-    )
-    recompute, seconds, work, tiles = prologue / SLOW, 3 * prologue / SLOW, 3.0 * prologue, 0
+    wanted = sorted({v for m in found for term in m.piece.terms for v in (term.left, term.right)})
+    before = set(needed(program, wanted))
+    recompute, prologue = 0.0, 0.0
+    for number, step in enumerate(plan.steps):
+        work = step.operator.flops(tuple(plan.specs[v] for v in step.operands), step.specs, step.attributes)
+        by_blas = step.operator.name in CONTRACTION and _by_blas(step.specs[0].dtype)
+        recompute += work / (FAST if by_blas else SLOW)
+        prologue += work if number in before else 0.0
+    seconds, work, tiles = 3 * prologue / SLOW, 3.0 * prologue, 0
     miss = 0.0
     operands: set[tuple[int, int]] = set()
     for m in found:
         dtype = plan.specs[program.outputs[m.output]].dtype
-        fast = dtype[0] in "fc" or dtype == "bfloat16"
+        fast = _by_blas(dtype)
         area = m.extent(m.batch) * m.extent(m.rows) * m.extent(m.columns)
         tiles += m.extent(m.batch)
         seconds += area * SECONDS_PER_ELEMENT
-        recompute += m.flops / (FAST if fast else SLOW)
         if dtype == "bool":
             work += m.flops
             seconds += m.flops / FAST
