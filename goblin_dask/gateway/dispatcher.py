@@ -226,11 +226,11 @@ class Dispatcher:
     def _committed(self, hand: InHand, message: m.Committed) -> None:
         ticket, life, worker = hand.ticket, hand.ticket.life, hand.worker
         first = hand.attempt.state == "leased"
-        effects = life.commit(hand.name, message)
+        effects = life.commit(hand.name, message, self.now)
         if first:
             worker.observe(self.now - hand.since, worker.ahead if len(worker.hands) > 1 else hand.expected)
             worker.keep({name: ticket.inputs[name] for name in message.held if name in ticket.inputs})
-            fetched = min(max(0, message.fetched), sum(ticket.inputs.values()))
+            fetched = min(max(0, message.fetched), ticket.input_bytes)
             worker.fetched += fetched
             self.outcomes.totals.bytes_in += fetched
         if hand.attempt.state == "wrong":
@@ -265,8 +265,6 @@ class Dispatcher:
             effects = ticket.life.fail(hand.name, message, self.now)
         self.outcomes.apply(ticket, effects)
         self.leases.reindex(worker)
-        if ticket.life.retry_at() > self.now:
-            self.leases.at(ticket.life.retry_at(), "retry", ticket.key)
         self.leases.feed(worker)
 
     def _checked(self, hand: InHand, report: m.CheckReport) -> None:
@@ -279,7 +277,7 @@ class Dispatcher:
             self.reputation.accepted(worker.record)
             worker.accepted += 1
         self.outcomes.totals.check_seconds += max(0.0, report.seconds)
-        self.outcomes.apply(ticket, ticket.life.report(hand.name, report, worker.id), worker)
+        self.outcomes.apply(ticket, ticket.life.report(hand.name, report, worker.id, self.now), worker)
         self.leases.reindex(worker)
         self.leases.feed(worker)
 
@@ -331,6 +329,8 @@ class Dispatcher:
             if self._take_up(ticket, orphan.worker, name):
                 for message in orphan.messages:
                     self._from_worker(e.FromWorker(orphan.worker.id, message))
+            else:
+                self.leases.dismiss(orphan.worker, name)
         if ticket.life.state == "open":
             largest = self.leases.pool.largest()
             if self._settled() and largest is not None and ticket.life.need > largest:
@@ -414,9 +414,7 @@ class Dispatcher:
         orphan = self.orphans.get(what[0], {}).get(what[1])
         if orphan is not None:
             self._forget_orphan(*what)
-            self.leases.out.append(e.Withdraw(orphan.worker.id, what[1]))
-            self.leases.reindex(orphan.worker)
-            self.leases.feed(orphan.worker)
+            self.leases.dismiss(orphan.worker, what[1])
 
     def _forget_orphan(self, task: str, name: str) -> None:
         held = self.orphans[task]

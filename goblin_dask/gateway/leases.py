@@ -31,6 +31,7 @@ class Ticket:
     life: TaskLife
     inputs: dict[str, int]
     """Blobs that have to be moved, with their sizes."""
+    input_bytes: int
     output_bytes: int
     cost: float
     entry: Entry[Ticket] | None = None
@@ -40,6 +41,8 @@ class Ticket:
     place: str = ""
     unchecked_of: str = ""
     """Host key whose unchecked result was accepted."""
+    retry: float = 0.0
+    """When a host that is avoided may be asked again."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -58,8 +61,9 @@ def make_ticket(lab: str, task: m.SubmitTask, place: str, output_bytes: int, now
     """Ticket of a task that was just submitted."""
     inputs = {blob.digest: blob.nbytes for blob in task.inputs if blob.inline is None}
     output_bytes = output_bytes if output_bytes > m.INLINE_LIMIT else 0
-    cost = 0.01 + task.flops / NOMINAL_SPEED + (sum(inputs.values()) + output_bytes) / NOMINAL_LINK
-    return Ticket(lab, TaskLife(lab, task, now), inputs, output_bytes, cost, place=place)
+    input_bytes = sum(inputs.values())
+    cost = 0.01 + task.flops / NOMINAL_SPEED + (input_bytes + output_bytes) / NOMINAL_LINK
+    return Ticket(lab, TaskLife(lab, task, now), inputs, input_bytes, output_bytes, cost, place=place)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,9 +142,7 @@ class Leases:
 
     def hold(self, name: str, ticket: Ticket, attempt: Attempt, worker: Worker, *, check: bool) -> InHand:
         """Note that the worker has it in hand."""
-        task = ticket.life.task
-        mapped = bool(worker.place) and worker.place == ticket.place
-        expected = matching.seconds(ticket.inputs, ticket.output_bytes, task.flops, worker, mapped=mapped)
+        expected = self._expected(ticket, worker)
         need = 0 if check else ticket.life.need
         whole = (worker.ahead + expected) * worker.correction
         limits = self.limits
@@ -173,11 +175,15 @@ class Leases:
         if hand is None:
             return None
         self.release(hand, index=False)
-        hand.worker.stopping.add(name)
-        self.out.append(Withdraw(hand.worker.id, name))
-        self.at(self.now + self.limits.stop_grace, "stopped", (hand.worker.id, name))
-        self.reindex(hand.worker)
+        self.dismiss(hand.worker, name)
         return hand
+
+    def dismiss(self, worker: Worker, name: str) -> None:
+        """Withdraw what is not, or no longer, in the books."""
+        worker.stopping.add(name)
+        self.out.append(Withdraw(worker.id, name))
+        self.at(self.now + self.limits.stop_grace, "stopped", (worker.id, name))
+        self.reindex(worker)
 
     def let_go(self, worker: Worker, name: str) -> None:
         """The worker no longer works on a withdrawn attempt."""
@@ -248,9 +254,13 @@ class Leases:
             return able[0]
         return min(able, key=lambda worker: self._waiting(ticket, worker))
 
-    def _waiting(self, ticket: Ticket, worker: Worker) -> float:
+    def _expected(self, ticket: Ticket, worker: Worker) -> float:
         mapped = bool(worker.place) and worker.place == ticket.place
-        expected = matching.seconds(ticket.inputs, ticket.output_bytes, ticket.life.task.flops, worker, mapped=mapped)
+        moved = matching.weigh(ticket.inputs, ticket.input_bytes, worker) + ticket.output_bytes
+        return matching.seconds(moved, ticket.life.task.flops, worker, mapped=mapped)
+
+    def _waiting(self, ticket: Ticket, worker: Worker) -> float:
+        expected = self._expected(ticket, worker)
         return matching.cost_of_waiting(expected, worker) * matching.crossed(ticket.life, worker)
 
     def lease(self, ticket: Ticket, worker: Worker) -> None:
@@ -283,8 +293,8 @@ class Leases:
             return Fit.WAIT
 
         def rank(ticket: Ticket) -> float:
-            missing = matching.weigh(ticket.inputs, worker)
-            return missing and matching.crossed(ticket.life, worker) * missing / (1 + sum(ticket.inputs.values()))
+            missing = matching.weigh(ticket.inputs, ticket.input_bytes, worker)
+            return missing and matching.crossed(ticket.life, worker) * missing / ticket.input_bytes
 
         while self.free_slots(worker) > 0:
             ticket = self.tasks.take(

@@ -9,19 +9,20 @@ OVERHEAD = 0.02
 """Seconds that every attempt takes, whatever its size."""
 
 
-def weigh(task_inputs: dict[str, int], worker: Worker) -> int:
-    """Bytes of a task's inputs that the worker does not hold."""
+def weigh(inputs: dict[str, int], size: int, worker: Worker) -> int:
+    """Bytes of a task's inputs, `size` in all, that the worker does not hold."""
     held = worker.held
     if not held:
-        return sum(task_inputs.values())
-    return sum(nbytes for name, nbytes in task_inputs.items() if name not in held)
+        return size
+    for name, nbytes in inputs.items():
+        if name in held:
+            size -= nbytes
+    return size
 
 
-def seconds(inputs: dict[str, int], output_bytes: int, flops: float, worker: Worker, *, mapped: bool) -> float:
+def seconds(moved: int, flops: float, worker: Worker, *, mapped: bool) -> float:
     """Time that the worker is expected to need for a task, without what it has in hand already."""
-    link = MAPPED_LINK if mapped else worker.link
-    moved = weigh(inputs, worker) + output_bytes
-    return OVERHEAD + max(0.0, flops) / worker.speed + moved / link
+    return OVERHEAD + flops / worker.speed + moved / (MAPPED_LINK if mapped else worker.link)
 
 
 def trust(worker: Worker) -> float:

@@ -97,6 +97,10 @@ class Outcomes:
         self.leases.want(ticket)
         if ticket.queued and life.constrained:
             self.constrained[ticket.key] = ticket
+            retry = life.retry_at()
+            if retry > self.leases.now and retry != ticket.retry:
+                ticket.retry = retry
+                self.leases.at(retry, "retry", ticket.key)
         stage = life.stage
         if stage != ticket.stage:
             self._stage(ticket, stage)

@@ -49,6 +49,8 @@ DOUBTS = 2
 """Owners with unproven results after which a validator recomputes."""
 AVOID = 2.0
 """Seconds for which a host that failed a task is not asked again; doubles with each failure of the task."""
+AVOID_WRONG = 10.0
+"""Seconds for which a host that was wrong is not asked for the same task again."""
 MEMORY_CLAIM = 4
 """A volunteer's word raises a task's memory to this multiple of its projected peak at most."""
 
@@ -164,7 +166,7 @@ class TaskLife:
         self._leases += 1
         return attempt
 
-    def commit(self, name: str, message: m.Committed) -> list[Effect]:
+    def commit(self, name: str, message: m.Committed, now: float) -> list[Effect]:
         """The volunteer names its outputs; what they are cannot change any more."""
         attempt = self.attempts[name]
         if attempt.state != "leased":
@@ -173,7 +175,7 @@ class TaskLife:
         attempt.seconds, attempt.fetched = max(0.0, message.seconds), max(0, message.fetched)
         reason = mismatch(message.outputs, self.task.outputs)
         if reason:
-            return self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason))
+            return self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason), now)
         attempt.outputs, attempt.state = message.outputs, "committed"
         return []
 
@@ -260,7 +262,7 @@ class TaskLife:
             return []
         return self._check_failed(attempt, validator, "its validators went away")
 
-    def report(self, check: str, report: m.CheckReport, validator: str) -> list[Effect]:
+    def report(self, check: str, report: m.CheckReport, validator: str, now: float) -> list[Effect]:
         """A validator has an opinion."""
         attempt = self.checks.pop(check, None)
         if attempt is None or attempt.state != "checking" or attempt.order is None:
@@ -279,7 +281,7 @@ class TaskLife:
         if accepted:
             return effects + self._accept(attempt, report)
         if report.verdict == "wrong":
-            return effects + self._blame(attempt, report)
+            return effects + self._blame(attempt, report, now)
         return effects + self._doubt(attempt, report)
 
     # --- laboratory and dispatcher ----------------------------------------------------------------------------------
@@ -391,8 +393,9 @@ class TaskLife:
             effects += self._drop(other)
         return effects + self._close(attempt)
 
-    def _blame(self, attempt: Attempt, report: m.CheckReport) -> list[Effect]:
+    def _blame(self, attempt: Attempt, report: m.CheckReport, now: float) -> list[Effect]:
         attempt.state = "wrong"
+        self._avoid[attempt.holder.key] = now + AVOID_WRONG
         self._rejected += 1
         effects: list[Effect] = [Blame(attempt, report), *self._drop(attempt)]
         if self.state == "open" and self._rejected >= REJECTIONS:

@@ -15,6 +15,7 @@ SPEC = m.ArraySpec((512, 512), "float32")
 """1 MiB: travels by the data path."""
 SMALL = m.ArraySpec((4,), "float32")
 PROGRAM = digest(b"program")
+AUTO = m.Policy()
 
 
 def blob(name: str, spec: m.ArraySpec = SPEC) -> m.BlobRef:
@@ -25,7 +26,7 @@ def inline(data: bytes = bytes(16)) -> m.BlobRef:
     return m.BlobRef(digest(data), SMALL, 16, data)
 
 
-def task(name, *, policy=m.Policy(), peak=10**8, priority=(), job="job", inputs=("a", "b"), flops=1e9, outputs=(SPEC,)):
+def task(name, *, policy=AUTO, peak=10**8, priority=(), job="job", inputs=("a", "b"), flops=1e9, outputs=(SPEC,)):
     return m.SubmitTask(
         digest(f"task {name}".encode()), PROGRAM, tuple(blob(i) for i in inputs), outputs, flops, peak, priority,
         policy, job,

@@ -1,0 +1,143 @@
+"""Reputation: failures shrink, verified success alone restores, liars are out."""
+
+import math
+import random
+
+import pytest
+
+from goblin_dask.messages import Machine
+from goblin_dask.verify.reputation import LIES, START, Reputation, host_key, numeric_class
+
+
+def machine(host="h", **what):
+    return Machine(host, **what)
+
+
+@pytest.fixture
+def reputation():
+    return Reputation(random.Random(0))
+
+
+def test_trust_is_per_owner_host_device_driver_and_versions(reputation):  # situation 4
+    one = machine(device="cuda:0", driver="1", versions=(("numpy", "2.4"),))
+    keys = {
+        host_key("o", one),
+        host_key("p", one),
+        host_key("o", machine("i", device="cuda:0", driver="1", versions=(("numpy", "2.4"),))),
+        host_key("o", machine(device="cuda:1", driver="1", versions=(("numpy", "2.4"),))),
+        host_key("o", machine(device="cuda:0", driver="2", versions=(("numpy", "2.4"),))),
+        host_key("o", machine(device="cuda:0", driver="1", versions=(("numpy", "2.5"),))),
+    }
+    assert len(keys) == 6
+    assert host_key("o", machine(flops=1.0, slots=9)) == host_key("o", machine())
+    assert numeric_class(machine("h")) == numeric_class(machine("i"))
+    assert reputation.host("o", one) is reputation.host("o", one)
+    assert reputation.host("o", one) is not reputation.host("o", one, "validator")
+
+
+@pytest.mark.parametrize("kind", ["lost", "late", "failed"])
+def test_failures_of_every_kind_shrink_the_quota_and_then_pause(reputation, kind):
+    host = reputation.host("o", machine())
+    for _ in range(10):
+        reputation.accepted(host)
+    assert reputation.quota(host, 0.0) == START + 10
+    quotas = []
+    for _ in range(5):
+        reputation.failed(host, kind, 100.0)
+        quotas.append(reputation.quota(host, 100.0))
+    assert quotas[:2] == [6, 3]
+    assert quotas[2:] == [0, 0, 0]
+    assert getattr(host, kind) == 5
+    assert reputation.quota(host, 100.0 + 3.9) == 0
+    assert reputation.quota(host, 100.0 + 8.1) == 1
+    reputation.accepted(host)
+    assert reputation.quota(host, 109.0) == 2
+
+
+def test_the_pause_is_bounded(reputation):
+    host = reputation.host("o", machine())
+    for _ in range(10_000):
+        reputation.failed(host, "failed", 0.0)
+    assert reputation.quota(host, 601.0) == 1
+
+
+def test_unproven_is_no_blame_but_earns_nothing(reputation):
+    host = reputation.host("o", machine())
+    for _ in range(3):
+        reputation.unproven(host, 0.0)
+    assert reputation.quota(host, 0.0) == START
+    for _ in range(10):
+        reputation.unproven(host, 0.0)
+    assert not host.quarantined
+    assert not reputation.suspicious(host)
+    assert reputation.quota(host, 0.0) == 0
+
+
+def test_quarantine_within_three_proven_lies(reputation):
+    host = reputation.host("o", machine())
+    for _ in range(1000):
+        reputation.accepted(host)
+    out = [reputation.wrong(host, 5.0, structural=False, now=0.0) for _ in range(LIES)]
+    assert out == [[], [], [host]]
+    assert reputation.quota(host, 1e9) == 0
+    assert reputation.wrong(host, 5.0, structural=False, now=0.0) == []
+    reputation.accepted(host)
+    assert reputation.quota(host, 1e9) == 0
+
+
+@pytest.mark.parametrize(("ratio", "structural"), [(1e3, False), (math.inf, False), (math.nan, False), (0.0, True)])
+def test_loud_lies_are_enough_at_once(reputation, ratio, structural):
+    host = reputation.host("o", machine())
+    assert reputation.wrong(host, ratio, structural=structural, now=0.0) == [host]
+    assert "no honest machine" in host.quarantined
+
+
+def test_an_owner_answers_for_what_calls_itself_new(reputation):
+    good = reputation.host("o", machine("good"))
+    reputation.accepted(good)
+    barred = []
+    for number in range(3):
+        liar = reputation.host("o", machine("bad", versions=(("numpy", str(number)),)))
+        barred += reputation.wrong(liar, math.inf, structural=False, now=0.0)
+    assert good in barred
+    assert reputation.host("o", machine("newer")).quarantined
+    assert not reputation.host("somebody else", machine("newer")).quarantined
+
+
+def test_a_large_owner_is_not_punished_for_a_few_broken_machines(reputation):
+    for number in range(100):
+        reputation.accepted(reputation.host("university", machine(f"good {number}")))
+    for number in range(5):
+        reputation.wrong(reputation.host("university", machine(f"bad {number}")), math.inf, structural=False, now=0.0)
+    assert "university" not in reputation.owners
+
+
+def test_forgiving_never_gives_more_than_was_taken(reputation):
+    host = reputation.host("o", machine())
+    reputation.failed(host, "lost", 0.0)
+    for _ in range(10):
+        reputation.forgive(host)
+    assert (host.quota, host.streak) == (START, 0)
+
+
+def test_rows_round_trip(reputation):
+    host = reputation.host("o", machine())
+    reputation.accepted(host, 1e9)
+    reputation.failed(host, "lost", 5.0)
+    liar = reputation.host("p", machine())
+    reputation.wrong(liar, math.inf, structural=False, now=0.0)
+    again = Reputation.from_rows(reputation.to_rows(), random.Random(1))
+    assert again.to_rows() == reputation.to_rows()
+    assert again.quota(again.hosts[liar.key], 0.0) == 0
+    assert again.host("o", machine()).identity == host.identity
+
+
+def test_rows_of_counts_alone_are_enough():
+    rows = [
+        {"key": "x", "owner": "o", "accepted": 50, "lost": 1},
+        {"key": "y", "owner": "o", "accepted": 0, "failed": 9},
+        {"key": "z", "owner": "o", "quarantined": "3 lies"},
+    ]
+    again = Reputation.from_rows(rows, random.Random(1))
+    assert [again.quota(again.hosts[key], 0.0) for key in "xyz"] == [52, 1, 0]
+    assert len({host.identity for host in again.hosts.values()}) == 3
