@@ -52,6 +52,7 @@ def blob(data, spec=SPEC, inline=True):
 
 def submission(number, *, large=0, job="", flops=2e9, program=PROGRAM, policy=None, inputs=None):
     """A task whose input is 16 inline bytes, or `large` bytes that lie in the laboratory."""
+    outputs = (SPEC,) if inputs is None else (inputs[0].spec,)
     if inputs is None:
         data = number.to_bytes(16, "big")
         if large:
@@ -59,7 +60,6 @@ def submission(number, *, large=0, job="", flops=2e9, program=PROGRAM, policy=No
             inputs = (m.BlobRef(digest(data), spec, large),)
         else:
             inputs = (blob(data),)
-    outputs = (inputs[0].spec,)
     name = task_digest(digest(program), [ref.digest for ref in inputs])
     return m.SubmitTask(name, digest(program), inputs, outputs, flops, 1 << 20, (number,), policy or m.Policy(), job)
 

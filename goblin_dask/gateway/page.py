@@ -153,15 +153,16 @@ def _figure(**options: Any) -> Any:
     return plot
 
 
-def _time_series(label: str) -> Any:
-    from bokeh.models import DataRange1d, DatetimeTickFormatter, NumeralTickFormatter
+def _time_series(name: str, label: str) -> Any:
+    from bokeh.models import DatetimeTickFormatter, NumeralTickFormatter, Range1d
 
     plot = _figure(
         x_axis_type="datetime",
         x_axis_label="local time",
         y_axis_label=label,
-        y_range=DataRange1d(start=0, range_padding=0.15, min_interval=0.1, only_visible=True),
-        x_range=DataRange1d(range_padding=0.0, min_interval=60_000),
+        # Ranges are the script's: automatic ones cannot be told to end at this moment.
+        x_range=Range1d(0, 60_000, name=f"{name}-x"),
+        y_range=Range1d(0, 1, name=f"{name}-y"),
     )
     plot.xgrid.grid_line_color = None
     plot.xaxis.formatter = DatetimeTickFormatter(
@@ -177,7 +178,7 @@ def _throughput() -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
 
     source = ColumnDataSource({"time": [], "gflops": []}, name="flops")
-    plot = _time_series("verified, GFLOP/s")
+    plot = _time_series("flops", "verified, GFLOP/s")
     plot.varea("time", 0, "gflops", source=source, fill_color=ORANGE, fill_alpha=0.18)
     line = plot.line("time", "gflops", source=source, line_color=ORANGE, line_width=2)
     plot.add_tools(
@@ -195,7 +196,7 @@ def _transfer() -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
 
     source = ColumnDataSource({"time": [], "down": [], "up": []}, name="bytes")
-    plot = _time_series("blobs, MB/s")
+    plot = _time_series("bytes", "blobs, MB/s")
     down = plot.line("time", "down", source=source, color=BLUE, line_width=2, legend_label="to volunteers")
     plot.line("time", "up", source=source, color=GREEN, line_width=2, legend_label="from volunteers")
     plot.legend.location = "top_left"
@@ -205,6 +206,7 @@ def _transfer() -> Any:
     plot.legend.label_text_font_size = "12px"
     plot.legend.label_text_color = INK
     plot.legend.padding = plot.legend.margin = 4
+    plot.legend.spacing = 18
     plot.add_tools(
         HoverTool(
             renderers=[down],

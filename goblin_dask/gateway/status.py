@@ -257,7 +257,7 @@ class Board:
         span = max(now - first[0], 1e-3)
         rates = [(mark[i] - first[i]) / span for i in (1, 2, 3)]
         volunteers = sum(worker["role"] == "volunteer" for worker in state["workers"])
-        queued = state["tasks"].get("queued", 0)
+        queued = _by_state(state)["queued"]
         self._history.append((time.time(), rates[0] / 1e9, rates[1] / 1e6, rates[2] / 1e6, volunteers, queued))
 
     def latency(self) -> float:
@@ -276,7 +276,7 @@ class Board:
             labs=sum(not lab["away"] for lab in state["labs"].values()),
             volunteers=roles.count("volunteer"),
             validators=roles.count("validator"),
-            tasks={stage: state["tasks"].get(stage, 0) for stage in STATES},
+            tasks=_by_state(state),
             latency=self.latency(),
             workers=[self._worker_status(worker, now) for worker in state["workers"]],
             methods=[
@@ -334,3 +334,13 @@ class Board:
             flops=job["flops"],
             seconds=(now if job["open"] > 0 else last) - since,
         )
+
+
+def _by_state(state: dict[str, Any]) -> dict[str, int]:
+    tasks = {stage: state["tasks"].get(stage, 0) for stage in STATES}
+    # A task's stage is brought up to date when something happens to it; who waits is what the queue holds.
+    waiting = sum(sum(jobs.values()) for jobs in state["queue"].values())
+    open_ = tasks["queued"] + tasks["leased"]
+    tasks["queued"] = min(waiting, open_)
+    tasks["leased"] = open_ - tasks["queued"]
+    return tasks

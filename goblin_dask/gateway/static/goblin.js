@@ -29,7 +29,8 @@ function work(flops) {
 
 function span(seconds) {
   if (seconds < 1) return `${number.format(seconds * 1000)} ms`;
-  if (seconds < 60) return `${short(seconds)} s`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
   if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds / 60) % 60} min`;
   return `${Math.floor(seconds / 86400)} days`;
@@ -101,12 +102,25 @@ function fill(name, data) {
   if (source) source.data = data;
 }
 
+const WINDOW = 600_000; // milliseconds of history that are shown at most
+
+function series(name, time, columns) {
+  const x = model(`${name}-x`), y = model(`${name}-y`);
+  if (!x || time.length === 0) return;
+  const end = time[time.length - 1];
+  x.setv({ start: Math.min(end - 10_000, Math.max(time[0], end - WINDOW)), end });
+  const top = Math.max(...Object.values(columns).map((column) => Math.max(...column)));
+  y.end = top > 0 ? top * 1.15 : 1;
+  fill(name, { time, ...columns });
+}
+
 function bars(name, factors, counts, texts, colours) {
   const names = model(`${name}-names`), range = model(`${name}-range`);
   if (!names) return;
   const order = [...factors].reverse();
   if (order.join() !== names.factors.join()) names.factors = order;
-  const end = Math.max(10, ...counts) * 1.35;
+  const longest = Math.max(...texts.map((label) => label.length));
+  const end = Math.max(10, ...counts) * (1.12 + longest / 60); // room for the words behind the longest bar
   if (end > range.end || end < range.end / 2) range.end = end;
   fill(name, { name: factors, count: counts, text: texts, colour: colours });
 }
@@ -124,8 +138,8 @@ function drawCharts(status) {
   const history = status.history;
   const zone = new Date().getTimezoneOffset() * 60;
   const time = history.time.map((moment) => (moment - zone) * 1000);
-  fill("flops", { time, gflops: history.gflops });
-  fill("bytes", { time, down: history.down, up: history.up });
+  series("flops", time, { gflops: history.gflops });
+  series("bytes", time, { down: history.down, up: history.up });
 
   const states = Object.keys(status.tasks);
   const counts = states.map((state) => Math.max(0, status.tasks[state]));
@@ -144,7 +158,8 @@ function drawCharts(status) {
       const method = known.get(name);
       if (!method) return "not used";
       const rejected = method.rejected ? `, ${number.format(method.rejected)} rejected` : "";
-      return `${number.format(method.accepted)}${rejected} · ${percent(method.check_seconds, cpu)} of CPU time`;
+      const share = percent(method.check_seconds, cpu);
+      return `${number.format(method.accepted)}${rejected} · ${share} ${innerWidth < 800 ? "CPU" : "of CPU time"}`;
     }),
     methods.map(() => "#3a8f4f"),
   );
