@@ -6,6 +6,9 @@ import fcntl
 import mmap
 import os
 import socket
+import ssl
+import tempfile
+from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -371,3 +374,35 @@ async def test_blobs_move_through_the_relay(lab, given, gateway):
     with pytest.raises(Refused):
         await asyncio.to_thread(client.send, "PUT", path + "1" * 64, lab.grant(task), OUT)
     client.close()
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------
+async def test_blobs_move_over_tls_and_an_unknown_authority_is_named(lab, given):
+    task, ref = given
+    folder = Path(__file__).parents[1] / "tls"
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    app = aiohttp.web.Application()
+    app.add_routes(lab.data.routes())
+    runner = aiohttp.web.AppRunner(app)
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", 0, ssl_context=serving).start()
+    base = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    client = BlobClient(base, context=ssl.create_default_context(cafile=folder / "certificate.pem"))
+    view = await asyncio.to_thread(client.fetch, f"/blobs/{ref.digest}", lab.grant(task), ref.digest, ref.nbytes)
+    assert bytes(view) == X.tobytes()
+    with tempfile.TemporaryFile() as file:
+        file.write(b"before" + OUT)
+        file.flush()
+        await asyncio.to_thread(
+            client.send, "PUT", f"/blobs/{digest(OUT)}", lab.grant(task), len(OUT), fd=file.fileno(), offset=6
+        )
+    assert lab.blobs.quarantined(digest(OUT))
+    stranger = BlobClient(base)
+    with pytest.raises(Refused, match=r"is not trusted .* set goblin\.tls\.ca-file"):
+        await asyncio.to_thread(stranger.fetch, f"/blobs/{ref.digest}", lab.grant(task), ref.digest, ref.nbytes)
+    plain = BlobClient(base.replace("https", "http"))
+    with pytest.raises((ConnectionLost, StoreError), match="http://127"):
+        await asyncio.to_thread(plain.fetch, f"/blobs/{ref.digest}", lab.grant(task), ref.digest, ref.nbytes)
+    client.close()
+    await runner.cleanup()

@@ -11,8 +11,11 @@ import pytest
 from distributed import wait
 
 from goblin_dask import messages as m
+from goblin_dask.digest import digest
 from goblin_dask.store.buffers import array_of
+from goblin_dask.store.descriptors import memory_file
 from goblin_dask.volunteer.plugin import http_base
+from goblin_dask.volunteer.transfer import LocalClient
 from goblin_dask.wire.work import run_work
 from tests.datalab import DataLab, product_program
 from tests.wire.conftest import Gateway
@@ -97,6 +100,29 @@ async def test_a_stock_worker_computes_and_opens_no_port(gateway, lab, worker, o
         np.testing.assert_allclose(array_of(file.read(), ref.spec), A @ B, rtol=1e-4)
     process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+async def test_a_stock_validator_checks_with_the_real_checks(gateway, lab, worker):
+    await worker(gateway.port, "--nthreads", "1", "--no-nanny", role="validator")
+    address = await gateway.worker()
+    assert gateway.session_of("validator").hello.role == "validator"
+    program = product_program(A.shape, B.shape)
+    honest = A @ B
+    lie = honest.copy()
+    lie[7, 8] *= 2
+    for product, verdict in ((honest, "accepted"), (lie, "wrong")):
+        task, lease = lab.lease(program, [A, B])
+        ref = m.BlobRef(digest(product), m.ArraySpec(product.shape, "float32"), product.nbytes)
+        client = LocalClient(lab.data.local)
+        fd = memory_file([product])
+        await asyncio.to_thread(client.send, ref, lab.grant(task), fd)
+        os.close(fd)
+        client.close()
+        await wait(submit(gateway, lab.check(task, lease, (ref,)), address), 30)
+        checked = await gateway.changes.until(lambda: gateway.said(m.Checked)[-1:])
+        gateway.messages.clear()
+        assert checked[0].report.verdict == verdict, checked
+        assert checked[0].report.reason or verdict == "accepted"
 
 
 async def test_what_dask_takes_back_is_abandoned(gateway, lab, worker):
