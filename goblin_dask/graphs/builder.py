@@ -11,7 +11,7 @@ import numpy as np
 from goblin_dask.errors import InputError, ProgramError
 from goblin_dask.graphs.operators import CATALOGUE
 from goblin_dask.graphs.operators.base import Specs
-from goblin_dask.graphs.operators.creation import CONSTANT_LIMIT
+from goblin_dask.graphs.operators.creation import CONSTANT_LIMIT as CONSTANT_LIMIT
 from goblin_dask.graphs.operators.dtypes import DTYPES, named
 from goblin_dask.graphs.operators.rules import Attribute
 from goblin_dask.graphs.order import canonical
@@ -71,9 +71,10 @@ class Builder:
             raise ProgramError(f"{operator} reads value {max(operands)} of {len(specs)}")
         read = tuple([specs[operand] for operand in operands])
         given, outputs = infer(operator, read, attributes)
-        if operator == "astype" and outputs == read:
+        known_operator = CATALOGUE[operator]
+        if known_operator.idle and outputs == read:
             return operands
-        key = (operator, operands, given if CATALOGUE[operator].cached else repr(given))
+        key = (operator, operands, given if known_operator.cached else repr(given))
         known = self._known.get(key)
         if known is None:
             first = len(specs)

@@ -23,8 +23,8 @@ class Limits:
 
     encoded: int = 16 * 2**20
     """Bytes of an encoded program."""
-    nodes: int = 100_000
-    operands: int = 1_000_000
+    nodes: int = 20_000
+    operands: int = 200_000
     """Of all nodes together; bounds inputs and outputs too."""
     rank: int = 64
     """Axes of an array; NumPy's own limit."""

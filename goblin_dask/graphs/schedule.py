@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from goblin_dask.graphs.check import specs as specs_of
@@ -48,10 +49,46 @@ class Schedule:
     values until their last use, kernels' workspaces."""
 
 
-@lru_cache(maxsize=128)
+class _Recent:
+    """The schedules used last, for as many nodes together as are remembered: a peer's programs may be large."""
+
+    def __init__(self, nodes: int):
+        self._budget = nodes
+        self._nodes = 0
+        self._known: OrderedDict[Program, Schedule] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, program: Program) -> Schedule | None:
+        with self._lock:
+            known = self._known.get(program)
+            if known is not None:
+                self._known.move_to_end(program)
+            return known
+
+    def put(self, program: Program, made: Schedule) -> None:
+        with self._lock:
+            if program not in self._known:
+                self._known[program] = made
+                self._nodes += _weight(program)
+            while self._nodes > self._budget:
+                oldest, _ = self._known.popitem(last=False)
+                self._nodes -= _weight(oldest)
+
+
+def _weight(program: Program) -> int:
+    return 1 + len(program.inputs) + len(program.nodes) + sum([len(node.operands) for node in program.nodes])
+
+
+_recent = _Recent(nodes=200_000)
+
+
 def schedule(program: Program) -> Schedule:
-    """The schedule of a program that was checked."""
-    return plan(program, specs_of(program))
+    """The schedule of a program that was checked; remembered for a while."""
+    known = _recent.get(program)
+    if known is None:
+        known = plan(program, specs_of(program))
+        _recent.put(program, known)
+    return known
 
 
 class _Memory:

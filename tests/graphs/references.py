@@ -88,6 +88,8 @@ REFERENCES = {
     **named(lambda f: lambda x, a: f(bf(x), **keep(a)), "nanmax", "nanmin", "nanmean", "median", "nanmedian"),
     **named(lambda f: lambda x, a: f(bf(x), **axis(a)), "argmax", "argmin", "nanargmax", "nanargmin"),
     **named(lambda f: lambda x, a: f(x), "inv", "det", "pinv", "eigvalsh", "matrix_rank", module=np.linalg),
+    "imag": lambda x, a: np.asarray(np.imag(x)),
+    "round": lambda x, a: np.round(x, a["decimals"]),
     "astype": lambda x, a: x.astype(DTYPES[a["dtype"]]),
     "clip": lambda x, lo, hi, a: np.clip(x, lo, hi),
     **{

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,8 @@ class Operator:
     """Whether output 0 may share operand 0's memory. Every other output is fresh."""
     keeps_order: bool = False
     """A view of a C-contiguous operand is C-contiguous; an operand that is not is copied by a view."""
+    idle: bool = False
+    """Its result is its operand where that already has the result's shape and dtype."""
     contiguous: bool = False
     """Fresh outputs are C-contiguous whatever the operands are; else only where every operand is."""
     inplace: Callable[[Any, tuple[Array, ...], Attributes, int], tuple[Array, ...]] | None = None
@@ -148,9 +151,14 @@ class Operator:
             raise InputError(f"{self.name} of {describe(specs)}: {error}") from error
 
 
+_cut = reprlib.Repr()
+_cut.maxtuple = _cut.maxlist = _cut.maxdict = 16
+_cut.maxstring = _cut.maxother = _cut.maxlong = 80
+
+
 def shorten(value: object, limit: int = 80) -> str:
-    """`repr`, cut."""
-    text = repr(value)
+    """`repr`, cut; of something huge without making all of it."""
+    text = _cut.repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import scipy
 
 from goblin_dask.graphs.operators import samples
-from goblin_dask.graphs.operators.base import Attributes, Example, Kind, Operator, Specs, broadcast
+from goblin_dask.graphs.operators.base import Attributes, Example, Kind, Operator, Specs, broadcast, nbytes
 from goblin_dask.graphs.operators.dtypes import DTYPES, common, returned
-from goblin_dask.graphs.operators.rules import DType
+from goblin_dask.graphs.operators.rules import DType, Int
 from goblin_dask.messages import ArraySpec
 
 ELEMENTWISE = frozenset({Kind.ELEMENTWISE})
@@ -172,12 +172,13 @@ def special(xp: Any) -> Any:
     return cupyx.scipy.special
 
 
-def _special(name: str, source: str, summary: str) -> Operator:
+def _special(name: str, source: str, summary: str, arity: int = 1) -> Operator:
     def kernel(xp: Any, operands: tuple[Any, ...], attributes: Attributes) -> tuple[Any, ...]:
         return (getattr(special(xp), source)(*operands),)
 
     dtypes = tuple(dtype for dtype in samples.ALL if dtype != "bfloat16")
-    return Operator(name, summary, ELEMENTWISE, infer_by(kernel), kernel, samples.unary(dtypes))
+    examples = samples.unary(dtypes) if arity == 1 else samples.binary(dtypes)
+    return Operator(name, summary, ELEMENTWISE, infer_by(kernel), kernel, examples, arity=arity)
 
 
 def _function(name: str, summary: str, kernel: Callable[..., Any], **more: Any) -> Operator:
@@ -234,12 +235,62 @@ def _examples_clip() -> Iterator[Example]:
     yield (samples.sample((3, 4), "int8"), np.zeros((4,), "float32"), np.ones((3, 1), "int64")), {}
 
 
+def _numpy(name: str, *given: str) -> Callable[..., tuple[Any, ...]]:
+    """NumPy's function of that name, with these attributes."""
+
+    def kernel(xp: Any, operands: tuple[Any, ...], attributes: Attributes) -> tuple[Any, ...]:
+        return (getattr(xp, name)(*operands, *(attributes[a] for a in given)),)
+
+    return kernel
+
+
+def _real(xp: Any, operands: tuple[Any, ...], attributes: Attributes) -> tuple[Any, ...]:
+    return (operands[0].real if operands[0].dtype.kind == "c" else operands[0],)
+
+
+def _imag(xp: Any, operands: tuple[Any, ...], attributes: Attributes) -> tuple[Any, ...]:
+    (array,) = operands
+    return (array.imag if array.dtype.kind == "c" else xp.zeros(array.shape, array.dtype),)
+
+
+def _is_complex(specs: Specs, attributes: Attributes) -> bool:
+    return specs[0].dtype.startswith("complex")
+
+
+def _temporaries(count: int) -> Callable[[Specs, Specs, Attributes], int]:
+    """So many arrays of the result's size."""
+    return lambda specs, outputs, attributes: count * max(nbytes(specs[0]), nbytes(outputs[0]))
+
+
+_RIGHT = tuple(dtype for dtype in samples.ALL if dtype != "bfloat16")
+
 OPERATORS: tuple[Operator, ...] = (
+    _function("real", "Real part.", _real, idle=True, view=lambda specs, attributes: True),
+    _function("imag", "Imaginary part.", _imag, view=_is_complex),
+    _function("angle", "Angle of a complex number.", _numpy("angle"), workspace=_temporaries(2)),
+    _function(
+        "round",
+        "Rounded to ``decimals`` places, halves to even.",
+        _numpy("round", "decimals"),
+        attributes={"decimals": Int(0, low=-400, high=400)},
+        examples=samples.unary(decimals=1),
+        workspace=_temporaries(2),
+    ),
+    _function("sinc", "sin(πx) / πx.", _numpy("sinc"), workspace=_temporaries(4), examples=samples.unary(_RIGHT)),
+    _function(
+        "i0",
+        "Modified Bessel function of the first kind and order zero.",
+        _numpy("i0"),
+        workspace=_temporaries(8),
+        examples=samples.unary(_RIGHT),
+    ),
+    _special("xlogy", "xlogy", "First operand times the logarithm of the second; zero where the first is.", 2),
+    _special("xlog1py", "xlog1py", "First operand times log(1 + second); zero where the first is.", 2),
     *(
         _ufunc(name, source, int(n), text)
         for name, source, n, text in (r.split(" ", 3) for r in _UFUNCS.split("\n") if r)
     ),
-    *(_special(*row.split(" ", 2)) for row in _SPECIAL.split("\n") if row),
+    *(_special(name, source, text) for name, source, text in (r.split(" ", 2) for r in _SPECIAL.split("\n") if r)),
     Operator(
         "astype",
         "Cast, as NumPy's with ``casting='unsafe'``.",
@@ -248,6 +299,7 @@ OPERATORS: tuple[Operator, ...] = (
         _astype,
         _examples_astype,
         attributes={"dtype": DType()},
+        idle=True,
         view=lambda specs, attributes: specs[0].dtype == attributes["dtype"],
         keeps_order=True,
     ),
@@ -262,8 +314,12 @@ OPERATORS: tuple[Operator, ...] = (
     ),
     _function("clip", "First operand limited to the second and third.", _clip, examples=_examples_clip, arity=3),
 )
-UFUNCS: dict[Any, str] = {getattr(np, r.split(" ")[1]): r.split(" ")[0] for r in _UFUNCS.split("\n") if r} | {
-    np.degrees: "rad2deg",
-    np.radians: "deg2rad",
-}
+
+
+def _ufuncs() -> dict[Any, str]:
+    found = {getattr(np, row.split(" ")[1]): row.split(" ")[0] for row in _UFUNCS.split("\n") if row}
+    return {**found, np.degrees: "rad2deg", np.radians: "deg2rad"}
+
+
+UFUNCS = _ufuncs()
 """Operator of each ufunc of NumPy."""

@@ -248,6 +248,7 @@ OPERATORS: tuple[Operator, ...] = (
             ((6, 4), {"shape": (2, 12)}), ((), {"shape": (1, 1)}), ((2, 0), {"shape": (0, 7)}), ((1,), {"shape": ()})
         ),
         attributes={"shape": Shape()},
+        idle=True,
         view=_always,
         keeps_order=True,
     ),
@@ -269,6 +270,7 @@ OPERATORS: tuple[Operator, ...] = (
         lambda xp, operands, attributes: xp.expand_dims(operands[0], attributes["axes"]),
         examples_of(((3, 4), {"axes": (1,)}), ((), {"axes": (0, 1)}), ((2, 3), {"axes": (-1, 0)}), ((0,), {"axes": 0})),
         attributes={"axes": Axes(grows=True)},
+        idle=True,
         view=_always,
         keeps_order=True,
     ),
@@ -279,6 +281,7 @@ OPERATORS: tuple[Operator, ...] = (
         lambda xp, operands, attributes: xp.squeeze(operands[0], attributes["axes"]),
         examples_of(((3, 1), {"axes": -1}), ((1, 1), {"axes": (0, 1)}), ((1, 0, 1), {"axes": (2,)})),
         attributes={"axes": Axes()},
+        idle=True,
         view=_always,
         keeps_order=True,
     ),
@@ -311,6 +314,7 @@ OPERATORS: tuple[Operator, ...] = (
         lambda xp, operands, attributes: xp.broadcast_to(operands[0], attributes["shape"]),
         examples_of(((3, 1), {"shape": (2, 3, 4)}), ((), {"shape": (2,)}), ((1,), {"shape": (0,)})),
         attributes={"shape": Shape()},
+        idle=True,
         view=_always,
     ),
     movement(
