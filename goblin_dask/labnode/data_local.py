@@ -31,7 +31,7 @@ class LocalServer:
 
     def __init__(self, permits: Permits):
         self._permits = permits
-        self.name = f"goblin-{secrets.token_hex(16)}"
+        self.name = f"{d.PREFIX}{secrets.token_hex(16)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(d.address(self.name))
         self._listener.listen(PEERS)

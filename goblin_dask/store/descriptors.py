@@ -24,6 +24,9 @@ from goblin_dask.messages import Message
 PACKET_LIMIT = 4096
 """Longest request or reply, in bytes."""
 
+PREFIX = "goblin-"
+"""How the names of labs' sockets begin."""
+
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """All four: no write, no change of length, and no seal can be added or removed any more."""
 

@@ -39,14 +39,18 @@ class BlobClient:
         For https; the system's authorities by default.
     timeout : float
         Seconds after which a silent server is given up.
+    quote : bool
+        Whether errors repeat what the server said. Not where a stranger names the server and hears of the errors: he
+        could read other servers of this network so.
     """
 
-    def __init__(self, url: str, *, context: ssl.SSLContext | None = None, timeout: float = 60.0):
+    def __init__(self, url: str, *, context: ssl.SSLContext | None = None, timeout: float = 60.0, quote: bool = True):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url!r} is no address of blobs; http://HOST:PORT or https://HOST:PORT is expected")
         self.url = url.rstrip("/")
         self._path = parts.path.rstrip("/")
+        self._quote = quote
         self._host, self._port, self._timeout = parts.hostname, parts.port, timeout
         self._context = (context or ssl.create_default_context()) if parts.scheme == "https" else None
         self._idle: list[http.client.HTTPConnection] = []
@@ -193,7 +197,7 @@ class BlobClient:
         if response.status in statuses:
             return
         reason = response.read(500).decode(errors="replace").strip() or response.reason
-        text = f"{self.url} answers {response.status}: {reason}"
+        text = f"{self.url} answers {response.status}" + (f": {reason}" if self._quote else "")
         if response.status in (401, 403):
             raise Refused(text)
         if response.status in (404, 410):

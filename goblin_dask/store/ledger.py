@@ -17,6 +17,7 @@ import msgspec
 
 from goblin_dask.errors import StoreError
 from goblin_dask.messages import BlobRef, Verdict, encode
+from goblin_dask.store.blobs import BlobStore
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS accepted (task BLOB PRIMARY KEY, entry BLOB NOT NULL) WITHOUT ROWID;
@@ -101,8 +102,8 @@ class Ledger:
             self._wake.put(True)
         return future
 
-    def lookup(self, tasks: Iterable[str]) -> dict[str, Entry]:
-        """Those of `tasks` that were accepted."""
+    def lookup(self, tasks: Iterable[str], blobs: BlobStore | None = None) -> dict[str, Entry]:
+        """Those of `tasks` that were accepted and, with `blobs`, whose outputs are all still there."""
         wanted = list(dict.fromkeys(tasks))
         found: dict[str, Entry] = {}
         with self._lock:
@@ -115,7 +116,13 @@ class Ledger:
                 rows = self._reader.execute(f"SELECT task, entry FROM accepted WHERE task IN ({marks})", part)  # noqa: S608
                 found.update((bytes(task).hex(), _decoder.decode(entry)) for task, entry in rows)
         found.update((task, entry) for task, entry in pending.items() if entry is not None)
-        return found
+        if blobs is None:
+            return found
+        return {
+            task: entry
+            for task, entry in found.items()
+            if all(ref.inline is not None or blobs.has(ref.digest) for ref in entry.outputs)
+        }
 
     def _write(self) -> None:
         connection = self._connect()

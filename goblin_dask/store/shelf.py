@@ -136,7 +136,10 @@ class FileShelf:
     def open(self, digest: Digest) -> int:
         if not self.holds(digest):
             raise BlobMissing(f"blob {digest} is not in the store at {self.root}")
-        return os.open(self._path(digest), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.open(self._path(digest), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise BlobMissing(f"blob {digest} was deleted from {self.root}") from error
 
     def place(self, digest: Digest, staged: Path) -> None:
         path = self._path(digest)

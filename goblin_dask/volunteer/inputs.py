@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
+from functools import lru_cache
 
 from goblin_dask.errors import DigestMismatch, GoblinError
+from goblin_dask.graphs.program import decode
 from goblin_dask.messages import BlobRef, Routes
 from goblin_dask.store.buffers import Array, array_of, nbytes
 from goblin_dask.volunteer.cache import Blob, BlobCache
 from goblin_dask.volunteer.transfer import Transfers
+
+decode_program = lru_cache(maxsize=64)(decode)
+"""`decode`, once for the many tasks that share a program."""
 
 
 class Abandoned(Exception):

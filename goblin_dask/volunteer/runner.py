@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypeVar
 
 import psutil
@@ -25,7 +25,7 @@ from goblin_dask.digest import digest
 from goblin_dask.errors import GoblinError, InputError, ProgramError
 from goblin_dask.graphs.cost import peak
 from goblin_dask.graphs.execute import execute
-from goblin_dask.graphs.program import Program, decode
+from goblin_dask.graphs.program import Program
 from goblin_dask.messages import (
     INLINE_LIMIT,
     ArraySpec,
@@ -42,7 +42,7 @@ from goblin_dask.messages import (
 from goblin_dask.store.buffers import buffer_of, spec_of
 from goblin_dask.store.descriptors import memory_file
 from goblin_dask.volunteer.cache import BlobCache
-from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs
+from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs, decode_program
 from goblin_dask.volunteer.limits import Limits, free_memory
 from goblin_dask.volunteer.machine import trim
 from goblin_dask.volunteer.transfer import Transfers
@@ -60,8 +60,6 @@ FETCHES = UPLOADS = 4
 
 INLINE_TOGETHER = 4 << 20
 """Bytes of an attempt's outputs that travel inside one message; a gateway bounds what it reads."""
-
-_decode = lru_cache(maxsize=256)(decode)
 
 
 class _TooLittleMemory(Exception):
@@ -185,7 +183,7 @@ class Runner:
         started = time.perf_counter()
         inputs = None
         try:
-            program = _decode(work.program)
+            program = decode_program(work.program)
             inputs = self._inputs(work, work.inputs, program.inputs, attempt)
             outputs, seconds = await _in(self._device, partial(self._compute, program, inputs, attempt))
             refs = tuple(output.ref for output in outputs)

@@ -153,7 +153,7 @@ class Transfers:
         stop: threading.Event,
     ) -> T:
         ways: list[tuple[str, Callable[[], T]]] = []
-        if routes.local:
+        if routes.local.startswith(d.PREFIX):  # no other socket of this machine is dialled for a stranger
             ways.append((routes.local, local))
         if routes.direct:
             ways.append((routes.direct, http(routes.direct, f"/blobs/{ref.digest}")))
@@ -186,7 +186,7 @@ class Transfers:
     def _client(self, base: str) -> BlobClient:
         with self._lock:
             if base not in self._http:
-                self._http[base] = BlobClient(base, context=self._context)
+                self._http[base] = BlobClient(base, context=self._context, quote=False)
             return self._http[base]
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol
 from goblin_dask.digest import digest
 from goblin_dask.errors import GoblinError
 from goblin_dask.graphs.execute import Source
-from goblin_dask.graphs.program import Program, decode
+from goblin_dask.graphs.program import Program
 from goblin_dask.messages import ArraySpec, BlobRef, Check, CheckReport
 from goblin_dask.store.buffers import nbytes
-from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs
+from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs, decode_program
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Gathered:
         self.outputs: list[Any] = []
         self.replica: list[Any] = []
         try:
-            self.program = decode(work.program)
+            self.program = decode_program(work.program)
             for kept, refs, specs in (
                 (self.inputs, work.inputs, self.program.inputs),
                 (self.outputs, work.outputs, tuple(ref.spec for ref in work.outputs)),

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from goblin_dask.digest import digest
 from goblin_dask.errors import BlobMissing, DigestMismatch, StoreError, StoreFull
@@ -35,9 +35,16 @@ def blobs(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("kind", ["local", "memory"])
+STORES = {
+    "local": LocalStore,
+    "memory": lambda path: MemoryStore(),
+    "fsspec": lambda path: FsspecStore.from_url(f"memory://{path}"),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
 def test_bytes_come_back_from_any_store(kind, tmp_path):
-    store = LocalStore(tmp_path / "b") if kind == "local" else MemoryStore()
+    store = STORES[kind](tmp_path / "b")
     blobs = BlobStore(store)
     data = os.urandom(300_000)
     name = blobs.put(data)

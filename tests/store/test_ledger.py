@@ -9,6 +9,7 @@ import pytest
 from goblin_dask.digest import digest
 from goblin_dask.errors import StoreError
 from goblin_dask.messages import ArraySpec, BlobRef, Verdict
+from goblin_dask.store.blobs import BlobStore
 from goblin_dask.store.ledger import Ledger
 
 VERDICT = Verdict("algebraic", 0.1, 1e-9, ("v1",))
@@ -37,6 +38,20 @@ def test_what_was_recorded_is_found_by_the_next_process(tmp_path):
     assert found[task(1199)].verdict == VERDICT
     assert len(again) == 1199
     again.close()
+
+
+def test_tasks_whose_blobs_are_gone_are_not_done(tmp_path):
+    blobs, ledger = BlobStore(tmp_path / "blobs", grace=0), Ledger(tmp_path / "ledger.db")
+    name = blobs.put(b"x" * 100_000)
+    ledger.record(task(1), (BlobRef(name, ArraySpec((100_000,), "uint8"), 100_000),), VERDICT)
+    ledger.record(task(2), (outputs(2)[0],), VERDICT)
+    assert set(ledger.lookup([task(1), task(2)], blobs)) == {task(1), task(2)}
+    blobs.retain(name)
+    blobs.release(name)
+    blobs.collect()
+    assert set(ledger.lookup([task(1), task(2)], blobs)) == {task(2)}
+    ledger.close()
+    blobs.close()
 
 
 def test_a_later_word_supersedes_one_that_waits(tmp_path):
