@@ -191,6 +191,9 @@ class ClientSession(Session):
             if error.status in (429, 500, 502, 503, 504):  # a proxy whose gateway is being restarted
                 raise ConnectionLost(text) from error
             raise Refused(text) from error
+        except aiohttp.ServerDisconnectedError as error:
+            hint = "" if self._ssl else ": if it wants TLS, its address begins with goblins://"
+            raise ConnectionLost(f"the gateway at {self.url} hung up without an answer{hint}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionLost(f"the gateway at {self.url} cannot be reached: {error}") from error
 

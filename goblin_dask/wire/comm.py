@@ -273,6 +273,9 @@ class NullListener(BaseListener):  # type: ignore[misc]
         return self._address
 
 
+_told: set[str] = set()
+
+
 class GoblinConnector(Connector):  # type: ignore[misc]
     def __init__(self, scheme: str):
         self.scheme = scheme
@@ -287,9 +290,13 @@ class GoblinConnector(Connector):  # type: ignore[misc]
             raise FatalCommClosedError(f"{peer} is a worker behind a gateway; nobody dials it")
         try:
             session = await session_for(peer, ssl_context if self.scheme == "goblins" else None)
+            _told.discard(peer)
             return GoblinComm(session, peer)
         except ConnectionLost as error:
-            logger.info("%s", error)
+            # Dask tries again in silence, and often; the person should read why, and once.
+            if peer not in _told:
+                _told.add(peer)
+                logger.warning("%s", error)
             raise CommClosedError(str(error)) from error
 
 

@@ -132,6 +132,9 @@ class Cable:
         self._tasks: set[asyncio.Task] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.whole = True
+        self.changes = Changes()
+        self.connections = self.refused = self.carried = 0
+        self._deaf: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> Cable:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -140,6 +143,8 @@ class Cable:
 
     async def _serve(self, reader, writer):
         if not self.whole:
+            self.refused += 1
+            self.changes.tell()
             writer.transport.abort()
             return
         try:
@@ -147,6 +152,7 @@ class Cable:
         except ConnectionError:
             writer.transport.abort()
             return
+        self.connections += 1
         self._writers |= {writer, there_writer}
         await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
         self._writers -= {writer, there_writer}
@@ -154,14 +160,21 @@ class Cable:
     async def _pump(self, reader, writer):
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
+                self.carried += 1
+                self.changes.tell()
+                if writer not in self._deaf:
+                    writer.write(data)
+                    await writer.drain()
         writer.transport.abort()
 
     def cut(self) -> None:
         self.whole = False
         for writer in self._writers:
             writer.transport.abort()
+
+    def mute(self) -> None:
+        """Present connections stay open and carry nothing any more."""
+        self._deaf |= self._writers
 
     def mend(self) -> None:
         self.whole = True
