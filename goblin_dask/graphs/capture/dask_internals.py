@@ -56,6 +56,7 @@ __all__ = [
     "Task",
     "TaskRef",
     "Tuple",
+    "expression_of",
     "identity_cast",
     "named_tuple",
     "normalise",
@@ -94,8 +95,8 @@ class Request:
         if isinstance(layers, HighLevelGraph):
             layers = _low_level(layers, wanted)
         flat = normalise(layers, wanted)
-        ends = {key: _Finalizer.cut(flat[key]) for key in set(wanted) if key in flat}
-        ends = {key: end for key, end in ends.items() if end is not None}
+        cut = {key: _Finalizer.cut(flat[key]) for key in set(wanted) if key in flat}
+        ends = {key: end for key, end in cut.items() if end is not None}
         inner: dict[Key, None] = {}
         for key in wanted:
             end = ends.get(key)
@@ -107,8 +108,13 @@ class Request:
     @classmethod
     def of_collections(cls, collections: Iterable[Any]) -> Request:
         """Read collections themselves, as ``dask.compute`` would: `assemble` gives the list of their results."""
-        expression = FinalizeCompute(collections_to_expr(list(collections), optimize_graph=False)).optimize()
-        return cls.of(expression, list(_flat(expression.__dask_keys__())))
+        return cls.of(*expression_of(collections))
+
+
+def expression_of(collections: Iterable[Any]) -> tuple[Expr, list[Key]]:
+    """What ``dask.compute`` would hand to a scheduler for these collections, unoptimised."""
+    expression = FinalizeCompute(collections_to_expr(list(collections), optimize_graph=False)).optimize()
+    return expression, list(_flat(expression.__dask_keys__()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ def normalise(graph: Mapping[Key, Any], keys: Iterable[Key]) -> Graph:
     """Task nodes alone: legacy tuples converted, fused tasks taken apart again, culled to `keys`."""
     if not all(isinstance(node, GraphNode) for node in graph.values()):
         graph = convert_legacy_graph(graph)
-    flat = cull(dict(graph), list(keys))
+    flat: Graph = cull(dict(graph), list(keys))
     fused = [node for node in flat.values() if type(node) is Task and node.func is _execute_subgraph]
     while fused:
         flat = dict(flat)
@@ -214,4 +220,3 @@ def function_parts(function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]
         args = (*function.args, *args)
         kwargs = {**function.keywords, **kwargs}
         function = inner
-

@@ -1,0 +1,432 @@
+"""The researcher's side: `connect` to a lab node, a `Lab` to compute with, a `Job` for what takes its time."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import cloudpickle
+import dask.array as da
+import msgspec
+import numpy as np
+from dask.base import is_dask_collection, unpack_collections
+
+from goblin_dask import config
+from goblin_dask.errors import ConnectionLost, InputError, JobError, JobFailed, Refused
+from goblin_dask.graphs.capture.dask_internals import expression_of
+from goblin_dask.labnode.assemble import Values, join
+from goblin_dask.labnode.jobs import FINAL, Result, Submission, Target
+from goblin_dask.labnode.progress import Bar, job_html
+from goblin_dask.messages import GridOffer
+from goblin_dask.store.buffers import array_of, dtype_name, dtype_of, nbytes
+from goblin_dask.store.refs import ChunkRef
+
+CHUNK = 1 << 20
+
+
+def connect(url: str | None = None, *, token: str | None = None) -> Lab:
+    """Connect to a lab node.
+
+    Parameters
+    ----------
+    url : str, optional
+        ``http://host:port``; by default ``goblin.lab.url`` of the configuration.
+    token : str, optional
+        The laboratory's; by default ``goblin.lab.token``.
+
+    Raises
+    ------
+    ConnectionLost
+        When nobody answers there.
+    Refused
+        When the token is wrong.
+    """
+    where = config.need("lab.url", url, "say where the lab node is, as http://HOST:PORT")
+    lab = Lab(where, config.get("lab.token", token) or "")
+    lab.offer  # noqa: B018 asks, and so finds out now whether we are welcome
+    return lab
+
+
+class Lab:
+    """A connection to a lab node. Thread-safe.
+
+    Parameters
+    ----------
+    url, token : str
+    verify : str, optional
+        Policy where a call does not say: ``auto``, ``recompute``, ``replicate`` or ``sample:p``.
+    offload : str, optional
+        ``auto``, ``always`` or ``never`` where a call does not say.
+    progress : bool, optional
+        Whether `compute`, `get` and `to_zarr` show a bar; by default where there is somebody to see it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        verify: str | None = None,
+        offload: str | None = None,
+        progress: bool | None = None,
+    ):
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise InputError(f"{url!r} is not the address of a lab node; http://HOST:PORT is expected")
+        self.url, self._token = url, token
+        self.verify, self.offload, self.progress = verify, offload, progress
+        self._address = (parts.hostname, parts.port or 80)
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Lab {self.url}>"
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; jobs go on."""
+        with self._lock:
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    # --- computing ------------------------------------------------------------------------------------------------
+    def submit(self, *collections: Any, verify: str | None = None, offload: str | None = None, name: str = "") -> Job:
+        """Start to compute dask collections; returns at once.
+
+        Parameters
+        ----------
+        *collections
+            Dask arrays, or anything that `dask.compute` takes. With one, `Job.result` is its value, with more a tuple.
+        verify : {"auto", "recompute", "replicate", "sample:p"}, optional
+        offload : {"auto", "always", "never"}, optional
+            ``auto`` sends to the grid what is worth the way.
+        name : str, optional
+            For your own eyes; it never leaves the laboratory.
+        """
+        found, repack = unpack_collections(*collections)
+        if not found:
+            raise InputError("nothing to compute: no dask collection was given, such as a dask array")
+        expression, keys = expression_of(found)
+        submission = Submission(expression, keys, verify or self.verify, offload or self.offload, name=name)
+        return Job(self, self._post(submission), repack, found, single=len(collections) == 1)
+
+    def compute(self, *collections: Any, verify: str | None = None, offload: str | None = None) -> Any:
+        """Compute dask collections, as `dask.compute` does. With one argument its value, with more a tuple."""
+        if not any(map(is_dask_collection, collections)) and not unpack_collections(*collections)[0]:
+            return collections[0] if len(collections) == 1 else collections
+        with self.submit(*collections, verify=verify, offload=offload) as job, self._bar(job):
+            return job.result()
+
+    def get(self, graph: Any, keys: Any, **kwargs: Any) -> Any:
+        """A Dask scheduler: ``x.compute(scheduler=lab.get)``, or ``dask.config.set(scheduler=lab.get)``.
+
+        Keywords ``verify`` and ``offload`` are those of `submit`.
+        """
+        submission = Submission(graph, keys, kwargs.get("verify", self.verify), kwargs.get("offload", self.offload))
+        with Job(self, self._post(submission)) as job, self._bar(job):
+            return job.result()
+
+    def to_zarr(
+        self,
+        array: da.Array,
+        path: Any,
+        *,
+        component: str = "",
+        overwrite: bool = False,
+        verify: str | None = None,
+        offload: str | None = None,
+        **options: Any,
+    ) -> Job:
+        """Compute an array into a Zarr array, block by block; it is there when this returns, or nothing is.
+
+        Parameters
+        ----------
+        array : dask.array.Array
+        path : path, URL or Zarr store
+            In the laboratory's file system.
+        component : str
+            The array's name within a store that is a group.
+        overwrite : bool
+            Whether an array that is there may be replaced.
+        **options
+            Passed to `zarr.create_array`: ``compressors``, ``shards``, ….
+
+        Returns
+        -------
+        Job
+            Done; its certificate also stands in the array's attributes, under ``goblin_dask``.
+        """
+        job = self._write(array, path, component, overwrite, verify, offload, options)
+        with self._bar(job):
+            job.wait()
+        return job
+
+    def _write(
+        self, array: Any, path: Any, component: str, overwrite: bool, verify: Any, offload: Any, options: Any
+    ) -> Job:
+        if not isinstance(array, da.Array):
+            raise InputError(f"to_zarr takes a dask array, got {type(array).__name__}")
+        dtype = dtype_name(array.dtype)
+        if not any(np.isnan(n) for lengths in array.chunks for n in lengths):
+            array = array.rechunk(tuple(max(lengths, default=1) or 1 for lengths in array.chunks))
+        expression, keys = expression_of([array])
+        target = Target(
+            os.path.abspath(path) if isinstance(path, str | Path) and "://" not in str(path) else path,
+            component,
+            array.__dask_keys__(),
+            array.chunks,
+            dtype,
+            overwrite,
+            options,
+        )
+        return Job(
+            self, self._post(Submission(expression, keys, verify or self.verify, offload or self.offload, target))
+        )
+
+    @contextmanager
+    def _bar(self, job: Job) -> Iterator[None]:
+        with Bar(job, self.progress):
+            yield
+
+    @property
+    def offer(self) -> GridOffer:
+        """What the volunteers offer now."""
+        return self.wait_for()
+
+    def wait_for(self, *, volunteers: int = 0, validators: int = 0) -> GridOffer:
+        """Wait until so many are there."""
+        body = self._request("GET", f"/offer?volunteers={volunteers}&validators={validators}")
+        return msgspec.json.decode(body, type=GridOffer)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Status of all jobs of the lab node."""
+        found: list[dict[str, Any]] = json.loads(self._request("GET", "/jobs"))
+        return found
+
+    def matmul(self, a: Any, b: Any) -> da.Array:
+        """`goblin_dask.matmul`, cut for the volunteers that are there now."""
+        from goblin_dask.labnode.matmul import matmul
+
+        return matmul(a, b, offer=self.offer)
+
+    # --- HTTP -----------------------------------------------------------------------------------------------------
+    def _post(self, submission: Submission) -> dict[str, Any]:
+        try:
+            body = cloudpickle.dumps(submission, protocol=5)
+        except Exception as error:
+            raise InputError(
+                f"the graph cannot be sent to the lab node, for something in it cannot be pickled: {error}"
+            ) from error
+        status: dict[str, Any] = json.loads(self._request("POST", "/jobs", body))
+        return status
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        with self._response(method, path, body) as response:
+            return response.read()
+
+    @contextmanager
+    def _response(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+        """A response; its connection is used again when all of it was read."""
+        connection, response = self._send(method, path, body)
+        try:
+            if response.status >= 400:
+                raise _error(response)
+            yield response
+        except (http.client.HTTPException, OSError) as error:
+            connection.close()
+            raise ConnectionLost(f"the lab node at {self.url} went away: {error}") from error
+        finally:
+            if response.isclosed() and connection.sock is not None:
+                with self._lock:
+                    self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _send(
+        self, method: str, path: str, body: bytes | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        for fresh in (False, True):
+            if connection is None:
+                fresh = True
+                connection = http.client.HTTPConnection(*self._address)
+            try:
+                if connection.sock is None:
+                    connection.connect()
+                    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.request(method, path, body, headers)
+                return connection, connection.getresponse()
+            except (http.client.HTTPException, OSError) as error:
+                connection.close()
+                if fresh:
+                    raise ConnectionLost(
+                        f"the lab node at {self.url} cannot be reached ({error}): check the address, and that "
+                        "`goblin lab` runs there"
+                    ) from error
+                connection = None  # an idle connection that the lab node has closed in the meantime
+        raise AssertionError
+
+    def _fetch(self, job: str, ref: ChunkRef) -> Any:
+        """An array of a result, read into the memory that it stays in."""
+        if ref.inline is not None:
+            return array_of(ref.inline, ref.spec)
+        buffer = np.empty(nbytes(ref.spec), np.uint8)
+        with self._response("GET", f"/jobs/{job}/blobs/{ref.digest}") as response:
+            view, done = memoryview(buffer), 0
+            while done < len(view):
+                count = response.readinto(view[done:])
+                if not count:
+                    raise ConnectionLost(f"the lab node at {self.url} sent only a part of an array")
+                done += count
+            response.read()
+        return buffer.view(dtype_of(ref.spec.dtype)).reshape(ref.spec.shape)
+
+
+def _error(response: http.client.HTTPResponse) -> Exception:
+    """What an answer other than success means."""
+    body = response.read()
+    if response.status == 409:
+        error, cause = pickle.loads(body)  # noqa: S301 from the researcher's own laboratory
+        if cause is not None:
+            error.__cause__ = cause
+        return error  # type: ignore[no-any-return]
+    text = body.decode(errors="replace")
+    if response.status in (401, 403):
+        return Refused(text)
+    if response.status == 400:
+        return InputError(text)
+    return JobError(f"the lab node answers {response.status}: {text[:500]}")
+
+
+class Job:
+    """A job on the lab node.
+
+    As a context manager it lets go of the job, and of its results in the laboratory, at the end.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        status: dict[str, Any],
+        repack: Callable[[Any], Any] | None = None,
+        collections: Any = None,
+        single: bool = False,
+    ):
+        self.lab, self.id, self.name = lab, status["id"], status["name"]
+        self._last = status
+        self._repack, self._collections, self._single = repack, collections, single
+        self._result: Any = None
+        self._has_result = False
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            self.release()
+        except ConnectionLost:
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        progress = self._last["progress"]
+        return f"<Job {self.name}: {self._last['state']}, {progress['done']}/{progress['total']} tasks>"
+
+    def _repr_html_(self) -> str:
+        return job_html(self._refresh())
+
+    def _refresh(self) -> dict[str, Any]:
+        if self._last["state"] not in FINAL:
+            self._last = json.loads(self.lab._request("GET", f"/jobs/{self.id}"))
+        return self._last
+
+    @property
+    def status(self) -> str:
+        """lowering, running, storing, done, failed or cancelled."""
+        return str(self._refresh()["state"])
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Numbers of its progress, as `goblin_dask.labnode.actors.JobActor.progress` gives them."""
+        found: dict[str, Any] = self._refresh()["progress"]
+        return found
+
+    @property
+    def certificate(self) -> dict[str, Any]:
+        """How every part was verified; complete when the job is done."""
+        found: dict[str, Any] = json.loads(self.lab._request("GET", f"/jobs/{self.id}/certificate"))
+        return found
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Its status whenever that changes, until it has ended."""
+        with self.lab._response("GET", f"/jobs/{self.id}/events") as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    self._last = json.loads(line[6:])
+                    yield self._last
+
+    def wait(self) -> Job:
+        """Wait until it is done.
+
+        Raises
+        ------
+        JobFailed, JobCancelled, TooLarge, or the error of the researcher's own function
+        """
+        self._take()
+        return self
+
+    def result(self) -> Any:
+        """Its value; waits for it, and fetches it block by block."""
+        if not self._has_result:
+            found = self._take()
+            self._result, self._has_result = self._assembled(found), True
+        return self._result
+
+    def _take(self) -> Result:
+        body = self.lab._request("GET", f"/jobs/{self.id}/result")
+        result = pickle.loads(body)  # noqa: S301 from the researcher's own laboratory
+        if not isinstance(result, Result):
+            raise JobFailed(f"the lab node sent a {type(result).__name__} for a result; is it of the same version?")
+        return result
+
+    def _assembled(self, found: Result) -> Any:
+        def fetch(ref: ChunkRef) -> Any:
+            return self.lab._fetch(self.id, ref)
+
+        if self._collections is None:
+            return found.assemble(Values(found.values, fetch))
+        whole = None
+        if all(type(each) is da.Array for each in self._collections):
+            whole = [join(each.__dask_keys__(), found.values, fetch) for each in self._collections]
+        if whole is None or any(each is None for each in whole):
+            whole = found.assemble(Values(found.values, fetch))
+        values = self._repack(whole) if self._repack is not None else whole
+        return values[0] if self._single else values
+
+    def cancel(self) -> None:
+        """Cancel it; when this returns it is gone, and so are its blobs."""
+        self._last = json.loads(self.lab._request("POST", f"/jobs/{self.id}/cancel"))
+
+    def release(self) -> None:
+        """Let go of it: what it computed is kept no longer for its sake."""
+        try:
+            self.lab._request("DELETE", f"/jobs/{self.id}")
+        except JobError:
+            pass  # it was let go of before

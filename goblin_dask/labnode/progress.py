@@ -1,0 +1,100 @@
+"""How a job looks: a bar in terminals and notebooks, a table in Jupyter."""
+
+from __future__ import annotations
+
+import html
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from goblin_dask.errors import GoblinError
+
+if TYPE_CHECKING:
+    from goblin_dask.labnode.client import Job
+
+PATIENCE = 0.5
+"""Seconds that a job may take before it is worth a bar."""
+
+
+class Bar:
+    """A progress bar beside a blocking call, drawn from the job's events.
+
+    Parameters
+    ----------
+    job : Job
+    wanted : bool, optional
+        None: where the standard error is a terminal, or a notebook.
+    """
+
+    def __init__(self, job: Job, wanted: bool | None):
+        self._job = job
+        self._wanted = wanted if wanted is not None else sys.stderr.isatty() or "ipykernel" in sys.modules
+        self._timer: threading.Timer | None = None
+        self._over = threading.Event()
+
+    def __enter__(self) -> Bar:
+        if self._wanted:
+            self._timer = threading.Timer(PATIENCE, self._draw)
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+        )  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+            task = bar.add_task(self._job.name, total=None, note="")
+            try:
+                for status in self._job.events():
+                    done, total = status["progress"]["done"], status["progress"]["total"]
+                    bar.update(
+                        task, description=status["state"], completed=done, total=total or None, note=note(status)
+                    )
+                    if self._over.is_set():
+                        return
+            except GoblinError as error:
+                bar.update(task, note=str(error))
+
+
+def note(status: dict[str, Any]) -> str:
+    """A few words on where a job's tasks ran and how they were verified."""
+    progress = status["progress"]
+    if not progress.get("grid") and not progress.get("lab"):
+        return ""
+    methods = ", ".join(f"{count} {name}" for name, count in sorted(progress["methods"].items()))
+    return f"grid {progress['grid']} ({methods}), laboratory {progress['lab']}, volunteers {progress['volunteers']}"
+
+
+def job_html(status: dict[str, Any]) -> str:
+    """A job for notebooks."""
+    progress = status["progress"]
+    total = progress["total"] or 1
+    share = round(100 * progress["done"] / total)
+    rows = {
+        "state": status["state"],
+        "tasks": f"{progress['done']} of {progress['total']}",
+        "where": note(status) or "–",
+        "seconds": f"{status['seconds']:.1f}",
+    }
+    if progress.get("grid"):
+        rows["worst residual / tolerance"] = f"{progress['worst_ratio']:.2g}"
+        rows["moved"] = f"{progress['bytes_moved'] / 1e6:.1f} MB"
+    if status["error"]:
+        rows["error"] = status["error"]
+    cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
+    return (
+        f"<b>Job {html.escape(status['name'])}</b>"
+        f'<div style="border:1px solid #888;width:20em;height:0.8em"><div style="background:#4a8;height:100%;'
+        f'width:{share}%"></div></div><table>{cells}</table>'
+    )

@@ -1,0 +1,379 @@
+"""`GridLink`: the lab node's line to the gateway. It states what is wanted, for as long as it is wanted.
+
+Outstanding tasks are the *desired state*: whenever a new session stands in the place of a forgotten one, they all are
+submitted again. That is harmless, for the same task is the same name; what the ledger has is never submitted at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from goblin_dask import messages as m
+from goblin_dask.digest import Digest, digest, task_digest
+from goblin_dask.errors import ConnectionLost, GoblinError, StoreError, TooLarge, WireError
+from goblin_dask.graphs import cost
+from goblin_dask.graphs.check import specs
+from goblin_dask.graphs.program import Program, encode
+from goblin_dask.labnode.data import DataServer
+from goblin_dask.store.blobs import BlobStore
+from goblin_dask.store.buffers import nbytes
+from goblin_dask.store.chunks import from_wire
+from goblin_dask.store.ledger import Ledger
+from goblin_dask.store.refs import ChunkRef
+from goblin_dask.verify.policy import demands_more
+from goblin_dask.wire.client import ClientSession, dial
+from goblin_dask.wire.process import trust, url_of
+from goblin_dask.wire.session import PATH
+
+logger = logging.getLogger(__name__)
+
+
+class Prepared:
+    """A program with all that a submission says of it, computed once."""
+
+    __slots__ = ("digest", "encoded", "flops", "outputs", "peak", "program")
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.encoded = encode(program)
+        self.digest: Digest = digest(self.encoded)
+        values = specs(program)
+        self.outputs = tuple(values[output] for output in program.outputs)
+        self.flops = cost.flops(program)
+        self.peak = cost.peak(program)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A task that was computed on the grid, and verified."""
+
+    outputs: tuple[ChunkRef, ...]
+    verdict: m.Verdict
+    reused: bool = False
+    """It was in the ledger: nothing was computed."""
+    task: Digest = ""
+    """Its name."""
+
+
+class NotOnGrid(GoblinError):
+    """The grid will not compute this task; the laboratory runs it."""
+
+
+@dataclass(slots=True)
+class Order:
+    """One job's wish for one task."""
+
+    program: Prepared
+    inputs: tuple[ChunkRef, ...]
+    priority: tuple[int, ...]
+    policy: m.Policy
+    job: str
+    on_state: Callable[[str], None] | None = None
+    """Called with each `TaskProgress.state`."""
+    on_reopened: Callable[[], None] | None = None
+    """Called when the accepted, unchecked result is withdrawn later."""
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    message: m.SubmitTask
+    program: Prepared
+    orders: dict[Future[Accepted], Order] = field(default_factory=dict)
+    accepting: bool = False
+
+
+class GridLink:
+    """Session with the gateway, and the tasks that are wanted from it. Lives on one loop; `submit` is thread-safe.
+
+    Parameters
+    ----------
+    url : str
+        ``goblin://host:port`` or ``goblins://host:port``.
+    token : str
+        What the gateway's operator gave to the laboratory.
+    lab, key : str, bytes
+        The laboratory's identity, and the key of its grants.
+    data : DataServer
+        Where blobs go and come.
+    ledger : Ledger
+        What was accepted before.
+    blobs : BlobStore
+        Where the ledger's outputs are, if they still are.
+    on_offer : callable, optional
+        Called with each `GridOffer`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        lab: str,
+        key: bytes,
+        data: DataServer,
+        ledger: Ledger,
+        blobs: BlobStore,
+        on_offer: Callable[[m.GridOffer], None] | None = None,
+    ):
+        self.url = url
+        self.offer = m.GridOffer(0, 0)
+        self._token = token
+        self._lab, self._key = lab, key
+        self._data, self._ledger, self._blobs = data, ledger, blobs
+        self._on_offer = on_offer
+        self._tasks: dict[Digest, _Outstanding] = {}
+        self._unchecked: dict[Digest, list[Callable[[], None]]] = {}
+        self._defined: set[Digest] = set()
+        self._session: ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+        self._over: str | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """Tasks that are wanted and not there yet."""
+        return len(self._tasks)
+
+    async def start(self) -> None:
+        """Open the session.
+
+        Raises
+        ------
+        InputError, ConnectionLost, Refused
+            When that is no address, there is no gateway, or it does not want us.
+        """
+        self._loop = asyncio.get_running_loop()
+        url = url_of(self.url)
+        self._trust = trust(self.url)
+        base = urlsplit(url)._replace(scheme="https" if url.startswith("wss") else "http").geturl()
+        self._gateway = base.removesuffix(PATH)
+        self._session = await dial(url, self, ssl=self._trust)
+
+    async def close(self) -> None:
+        """Leave; outstanding tasks fail."""
+        if self._session is not None:
+            await self._session.close("the lab node stops")
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # --- for jobs -----------------------------------------------------------------------------------------------
+
+    def submit(self, order: Order) -> Future[Accepted]:
+        """Want a task. From any thread. Cancelling the future withdraws the wish.
+
+        The future's errors: `TooLarge`; `NotOnGrid`, then the laboratory is to run it; `ConnectionLost`.
+        """
+        assert self._loop is not None
+        future: Future[Accepted] = Future()
+        self._loop.call_soon_threadsafe(self._want, order, future)
+        return future
+
+    def _want(self, order: Order, future: Future[Accepted]) -> None:
+        if future.cancelled():
+            return
+        if self._over is not None:
+            future.set_exception(ConnectionLost(self._over))
+            return
+        name = task_digest(order.program.digest, (ref.digest for ref in order.inputs))
+        task = self._tasks.get(name)
+        if task is None:
+            known = self._known(name, order.policy)
+            if known is not None:
+                _resolve(future, known)
+                return
+            task = self._tasks[name] = _Outstanding(
+                m.SubmitTask(
+                    name,
+                    order.program.digest,
+                    tuple(ref.wire() for ref in order.inputs),
+                    order.program.outputs,
+                    order.program.flops,
+                    order.program.peak,
+                    order.priority,
+                    order.policy,
+                    order.job,
+                ),
+                order.program,
+            )
+            self._data.expect(task.message, order.inputs)
+            self._send(task)
+        task.orders[future] = order
+        future.add_done_callback(functools.partial(self._settled, name))
+
+    def _known(self, name: Digest, policy: m.Policy) -> Accepted | None:
+        """What the ledger has, if its blobs are still there and it was verified as strictly as is asked now."""
+        entry = self._ledger.lookup([name]).get(name)
+        if entry is None or demands_more(policy, entry.verdict.method):
+            return None
+        if not all(ref.inline is not None or self._blobs.has(ref.digest) for ref in entry.outputs):
+            return None
+        return Accepted(tuple(map(from_wire, entry.outputs)), entry.verdict, reused=True, task=name)
+
+    def _settled(self, name: Digest, future: Future[Accepted]) -> None:
+        if future.cancelled():
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._unwanted, name, future)
+
+    def _unwanted(self, name: Digest, future: Future[Accepted]) -> None:
+        task = self._tasks.get(name)
+        if task is not None and task.orders.pop(future, None) is not None and not task.orders and not task.accepting:
+            del self._tasks[name]
+            self._data.forget(name)
+            if self._session is not None and not self._session.closed:
+                self._session.send(m.CancelTask(name))
+
+    def _send(self, task: _Outstanding) -> None:
+        if self._session is None or self._session.closed:
+            return
+        if task.program.digest not in self._defined:
+            self._defined.add(task.program.digest)
+            self._session.send(m.DefineProgram(task.program.digest, task.program.encoded))
+        self._session.send(task.message)
+
+    # --- of the session -----------------------------------------------------------------------------------------
+
+    def hello(self) -> m.Hello:
+        return m.Hello((m.PROTOCOL,), "lab", self._token)
+
+    def opened(self, session: ClientSession) -> None:
+        """The gateway knows nothing of us (any more): say who we are, and all that we want."""
+        self._session = session
+        self._defined.clear()
+        session.send(m.LabReady(self._lab, self._key, self._data.local, self._data.direct))
+        if self._tasks:
+            logger.info("%d outstanding tasks are submitted to the gateway again", len(self._tasks))
+        for task in self._tasks.values():
+            self._send(task)
+
+    def closed(self, session: ClientSession, reason: str) -> None:
+        self._over = f"the gateway at {self.url} is gone for good: {reason}"
+        for name in list(self._tasks):
+            self._fail(name, ConnectionLost(self._over))
+
+    def received(self, session: ClientSession, message: Any) -> None:
+        match message:
+            case m.TaskAccepted():
+                self._accept(message)
+            case m.TaskFailed():
+                self._failed(message)
+            case m.TaskProgress():
+                self._progress(message)
+            case m.TaskReopened():
+                self._reopened(message.task)
+            case m.GridOffer():
+                self.offer = message
+                if self._on_offer is not None:
+                    self._on_offer(message)
+            case m.DropUploads():
+                self._data.drop(message.task, message.attempt)
+            case m.RelayRequest():
+                self._spawn(self._relay(message))
+            case _:
+                raise WireError(f"a {type(message).__name__} is nothing that a laboratory is sent")
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _progress(self, message: m.TaskProgress) -> None:
+        task = self._tasks.get(message.task)
+        for order in task.orders.values() if task is not None else ():
+            if order.on_state is not None:
+                order.on_state(message.state)
+
+    def _failed(self, message: m.TaskFailed) -> None:
+        error: GoblinError
+        if message.kind == "too_large":
+            error = TooLarge(message.needs, message.offers)
+        else:
+            error = NotOnGrid(f"{message.kind}: {message.reason}")
+        self._fail(message.task, error)
+
+    def _fail(self, name: Digest, error: GoblinError) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._data.forget(name)
+            for future in task.orders:
+                _resolve(future, error)
+
+    def _accept(self, message: m.TaskAccepted) -> None:
+        task = self._tasks.get(message.task)
+        if task is None or task.accepting:
+            return  # a repetition, or nobody wants it any more
+        if tuple(ref.spec for ref in message.outputs) != task.message.outputs:
+            raise WireError(f"task {message.task} was accepted with outputs that its program does not have")
+        inline = _inline(message.outputs)
+        if inline is not None:
+            self._finish(message, task, inline)
+        else:
+            task.accepting = True
+            self._spawn(self._take_over(message, task))
+
+    async def _take_over(self, message: m.TaskAccepted, task: _Outstanding) -> None:
+        try:
+            await asyncio.to_thread(self._data.accept, message.task, message.outputs)
+        except (StoreError, OSError) as error:
+            logger.exception("the accepted outputs of task %s cannot be kept", message.task)
+            self._fail(message.task, NotOnGrid(f"its verified result could not be kept: {error}"))
+        else:
+            self._finish(message, task, tuple(map(from_wire, message.outputs)))
+
+    async def _relay(self, request: m.RelayRequest) -> None:
+        try:
+            await self._data.relay(self._gateway, request, self._trust)
+        except GoblinError as error:
+            logger.warning("a blob did not get through the relay: %s", error)
+
+    def _finish(self, message: m.TaskAccepted, task: _Outstanding, outputs: tuple[ChunkRef, ...]) -> None:
+        del self._tasks[message.task]
+        self._ledger.record(message.task, message.outputs, message.verdict)
+        self._data.forget(message.task)
+        accepted = Accepted(outputs, message.verdict, task=message.task)
+        for future, order in task.orders.items():
+            if order.on_reopened is not None:
+                self._unchecked.setdefault(message.task, []).append(order.on_reopened)
+            _resolve(future, accepted)
+
+    def _reopened(self, name: Digest) -> None:
+        self._ledger.withdraw(name)
+        for notify in self._unchecked.pop(name, ()):
+            notify()
+
+
+def _resolve(future: Future[Accepted], outcome: Accepted | Exception) -> None:
+    """Give a future its outcome, unless it was cancelled in the meantime by another thread."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, Accepted):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+
+
+def _inline(outputs: tuple[m.BlobRef, ...]) -> tuple[ChunkRef, ...] | None:
+    """References to outputs that all came inside the message; None when some lie in the store.
+
+    Raises
+    ------
+    WireError
+        When bytes are not what their digest says.
+    """
+    if any(ref.inline is None for ref in outputs):
+        return None
+    for ref in outputs:
+        if (
+            ref.inline is None
+            or not len(ref.inline) == ref.nbytes == nbytes(ref.spec)
+            or digest(ref.inline) != ref.digest
+        ):
+            raise WireError(f"a blob in a message is not the one that its digest {ref.digest} names")
+    return tuple(map(from_wire, outputs))
