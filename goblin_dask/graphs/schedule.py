@@ -97,6 +97,8 @@ class _Memory:
     def __init__(self, values: int):
         self.buffer = [-1] * values
         self.contiguous = [False] * values
+        self.whole = [False] * values
+        """Contiguous in some order of its axes."""
         self.size: list[int] = []
         self.users: list[int] = []
         """Of each buffer: values in it, and buffers that keep it."""
@@ -105,9 +107,13 @@ class _Memory:
         """Of each buffer: another that lives as long, or -1."""
         self.live = 0
 
+    def is_matrix(self, value: int, spec: ArraySpec) -> bool:
+        """Whether BLAS takes it as it lies, as far as is known."""
+        return self.contiguous[value] or (self.whole[value] and len(spec.shape) <= 2)
+
     def allocate(self, value: int, size: int, contiguous: bool, fresh: bool = True, keeps: int = -1) -> None:
         self.buffer[value] = len(self.size)
-        self.contiguous[value] = contiguous
+        self.contiguous[value] = self.whole[value] = contiguous
         self.size.append(size)
         self.users.append(1)
         self.fresh.append(fresh)
@@ -116,9 +122,10 @@ class _Memory:
         if keeps >= 0:
             self.users[keeps] += 1
 
-    def share(self, value: int, base: int, contiguous: bool) -> None:
+    def share(self, value: int, base: int, contiguous: bool, permuted: bool = False) -> None:
         buffer = self.buffer[value] = self.buffer[base]
         self.contiguous[value] = contiguous
+        self.whole[value] = contiguous or (permuted and self.whole[base])
         self.users[buffer] += 1
 
     def release(self, value: int) -> None:
@@ -155,7 +162,9 @@ def plan(program: Program, specs: Sequence[ArraySpec]) -> Schedule:
         _results(operator, operands, read, attributes, outputs, results, memory, reuse)
         workspace = operator.workspace(read, results, attributes)
         if operator.copies_strided:
-            workspace += sum(nbytes(spec) for o, spec in zip(operands, read, strict=True) if not memory.contiguous[o])
+            workspace += sum(
+                nbytes(spec) for o, spec in zip(operands, read, strict=True) if not memory.is_matrix(o, spec)
+            )
         peak = max(peak, memory.live + ahead + workspace)
         releases = tuple(sorted({v for v in (*operands, *outputs) if last[v] <= index}))
         for released in releases:
@@ -228,6 +237,6 @@ def _results(
                 # Whether a reshape of it is a view or a copy depends on its strides: both are paid for.
                 memory.allocate(output, nbytes(spec), False, fresh=False, keeps=memory.buffer[base])
             else:
-                memory.share(output, base, operator.keeps_order)
+                memory.share(output, base, operator.keeps_order, operator.permutes)
         else:
             memory.allocate(output, nbytes(spec), operator.contiguous or ordered)

@@ -338,6 +338,14 @@ PROGRAMS = {
     "matmul": (lambda add, x, y: add("matmul", x, y), [SQUARE] * 2),
     "matmul of halves": (lambda add, x, y: add("matmul", x, y), [spec(N, N, dtype="float16")] * 2),
     "matmul of a transpose": (lambda add, x, y: add("matmul", add("permute_dims", x, axes=(1, 0)), y), [SQUARE] * 2),
+    "matmul of a strided slice": (
+        lambda add, x, y: add("matmul", add("slice", x, **slice_attributes(np.s_[:, ::2], (N, N))), y),
+        [SQUARE, spec(N // 2, N)],
+    ),
+    "addmm of a transpose": (
+        lambda add, c, x, y: add("addmm", c, add("permute_dims", x, axes=(1, 0)), y),
+        [SQUARE] * 3,
+    ),
     "matmul of a prologue": (lambda add, x, y: add("matmul", chain(add, x), y), [SQUARE] * 2),
     "tensordot": (lambda add, x, y: add("tensordot", x, y, a_axes=(0,), b_axes=(0,)), [SQUARE] * 2),
     "einsum": (lambda add, x, y: add("einsum", x, y, subscripts="ij,kj->ik"), [SQUARE] * 2),

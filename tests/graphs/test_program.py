@@ -241,6 +241,7 @@ def test_attributes_are_canonical():
 
     spellings = itertools.product(((0, 1), [1, 0], (-1, -2), None), (False, np.bool_(False), 0))
     assert len({encode(program(axes=axes, keepdims=keepdims)) for axes, keepdims in spellings}) == 1
+    assert program() == program(axes=(0, 1))
     assert program(axes=1) == program(axes=np.int8(-1))
     assert program(axes=1) != program(axes=0)
 

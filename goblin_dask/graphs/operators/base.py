@@ -11,7 +11,7 @@ from typing import Any
 
 from goblin_dask.errors import InputError, ProgramError
 from goblin_dask.graphs.operators.dtypes import DTYPES
-from goblin_dask.graphs.operators.rules import REQUIRED, Attribute, Rule, identical
+from goblin_dask.graphs.operators.rules import REQUIRED, Attribute, Rule
 from goblin_dask.messages import ArraySpec
 
 Specs = tuple[ArraySpec, ...]
@@ -80,6 +80,8 @@ class Operator:
     """Whether output 0 may share operand 0's memory. Every other output is fresh."""
     keeps_order: bool = False
     """A view of a C-contiguous operand is C-contiguous; an operand that is not is copied by a view."""
+    permutes: bool = False
+    """Its result has the operand's memory whole, in another order of axes: a matrix stays one that BLAS takes."""
     idle: bool = False
     """Its result is its operand where that already has the result's shape and dtype."""
     contiguous: bool = False
@@ -89,7 +91,7 @@ class Operator:
     reusable: tuple[int, ...] | None = None
     """Operands that `inplace` can overwrite; None: any."""
     copies_strided: bool = False
-    """The kernel copies operands that are contiguous in no order."""
+    """The kernel copies operands that BLAS does not take as they lie."""
     check: str = "recompute"
     """Name of the rule by which its results are verified."""
     defaults: Mapping[str, Attribute] = field(init=False)
@@ -127,7 +129,7 @@ class Operator:
                 raise ProgramError(f"{self.name}: attribute {name}={shorten(value)}: {error}") from error
         for name in rules:
             if name in given:
-                if name in self.defaults and identical(given[name], self.defaults[name]):
+                if rules[name].is_default(given[name], specs):
                     del given[name]
             elif name not in self.defaults:
                 raise ProgramError(f"{self.name} needs the attribute {name!r}")

@@ -93,6 +93,22 @@ def _infer_matmul(specs: Specs, attributes: Any) -> Specs:
     return (ArraySpec((*batch, *rows, *columns), product_dtype(specs[0].dtype, specs[1].dtype)),)
 
 
+def _matmul(xp: Any, operands: tuple[Array, ...], attributes: Attributes) -> Array:
+    return xp.matmul(*(_taken_by_blas(xp, operand) for operand in operands))
+
+
+def _taken_by_blas(xp: Any, array: Array) -> Array:
+    """The array, copied where NumPy would otherwise multiply without BLAS: 4 times slower for 512 × 512 float64."""
+    if xp is not np or array.ndim < 2 or array.dtype.name not in GEMM or not array.size:
+        return array
+    rows, columns = array.shape[-2:]
+    item: int = array.itemsize
+    down, across = array.strides[-2:]
+    by_rows = across == item and down >= columns * item and not down % item
+    by_columns = down == item and across >= rows * item and not across % item
+    return array if by_rows or by_columns else np.ascontiguousarray(array)
+
+
 def _flops_inner(specs: Specs, outputs: Specs, attributes: Attributes) -> float:
     return 2.0 * math.prod(outputs[0].shape) * specs[0].shape[-1]
 
@@ -232,7 +248,7 @@ def _for_blas(array: Array) -> tuple[Array, int]:
         return array.T, 0
     if array.flags.f_contiguous:
         return array, 1
-    return np.ascontiguousarray(array).T, 0
+    return np.ascontiguousarray(array).T, 0  # SciPy would copy it too
 
 
 def _add_product(xp: Any, c: Array, a: Array, b: Array) -> None:
@@ -319,7 +335,7 @@ OPERATORS: tuple[Operator, ...] = (
         "Matrix product; vectors and batches as NumPy's.",
         CONTRACTION,
         _infer_matmul,
-        _contracting(lambda xp, operands, attributes: xp.matmul(*operands)),
+        _contracting(_matmul),
         _pairs(
             ((3, 4), (4, 5)),
             ((4,), (4,)),
@@ -332,6 +348,7 @@ OPERATORS: tuple[Operator, ...] = (
         flops=_flops_inner,
         workspace=_casts,
         contiguous=True,
+        copies_strided=True,
         check=_PROJECTION,
     ),
     Operator(

@@ -262,6 +262,7 @@ OPERATORS: tuple[Operator, ...] = (
         ),
         attributes={"axes": Axes(ordered=True)},
         view=_always,
+        permutes=True,
     ),
     movement(
         "expand_dims",

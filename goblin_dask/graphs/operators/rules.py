@@ -52,6 +52,10 @@ class Rule:
         """Canonical form of `value`, for operands `specs`; raises where it has none."""
         raise NotImplementedError
 
+    def is_default(self, value: Attribute, specs: Specs) -> bool:
+        """Whether a canonical value says what leaving it out says."""
+        return identical(value, self.default)
+
 
 @dataclass(frozen=True)
 class Bool(Rule):
@@ -128,6 +132,9 @@ class Axes(Rule):
         if len(set(axes)) != len(axes):
             raise InputError("an axis is named twice")
         return axes if self.ordered else tuple(sorted(axes))
+
+    def is_default(self, value: Attribute, specs: Specs) -> bool:
+        return self.default is None and identical(value, self.convert(None, specs))
 
 
 @dataclass(frozen=True)
