@@ -67,6 +67,11 @@ def done() -> bytes:
     return m.encode(Done())
 
 
+def missing() -> bytes:
+    """The answer to a heartbeat of a worker that is not registered."""
+    return m.encode(Beat("missing"))
+
+
 UNSAID = frozenset(["keep-alive", "log-event", "release-worker-data"])
 """Stream messages of a worker that the gateway has no use for: sessions have keep-alives, attempts their verdicts."""
 
@@ -419,6 +424,7 @@ class SchedulerCodec:
                 self.keys.add(work.attempt)
                 return [Compute(message["run_id"], tuple(message["priority"]), work)]
             case "free-keys" | "remove-replicas":
+                self.keys.difference_update(message["keys"])
                 return [FreeKeys(tuple(message["keys"]))]
             case "worker-status-change":
                 return [StatusShallBe(message["status"])]

@@ -19,9 +19,9 @@ from distributed.comm.registry import Backend
 
 from goblin_dask.errors import ConnectionLost, WireError
 from goblin_dask.wire.client import ClientSession
-from goblin_dask.wire.codec import HERE, SchedulerCodec, WorkerCodec, alias, done
+from goblin_dask.wire.codec import HERE, SchedulerCodec, WorkerCodec, alias, done, missing
 from goblin_dask.wire.process import PORTS, session_for
-from goblin_dask.wire.schema import Register, Retire, Unregister
+from goblin_dask.wire.schema import Heartbeat, Register, Retire, Unregister
 from goblin_dask.wire.session import Channel, Renewed
 
 if TYPE_CHECKING:
@@ -188,6 +188,9 @@ class GatewayComm(ChannelComm):
                 if self.session.alias:
                     raise WireError("a second worker registers in one session")
                 self.session.alias = call.alias
+            case Heartbeat() if not self.session.alias:
+                await self._put(missing())
+                return None
             case Unregister():
                 self.session.server.widow(call.alias)
                 await self._put(done())

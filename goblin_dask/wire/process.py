@@ -56,6 +56,11 @@ def introduce(owner: Owner | None) -> None:
     _owner = owner
 
 
+def introduced() -> Owner | None:
+    """For whom they are."""
+    return _owner
+
+
 def token() -> str:
     """What to show to the gateway: ``goblin.token``, also as ``DASK_GOBLIN__TOKEN``."""
     return str(config.get("token") or "")

@@ -46,8 +46,9 @@ class Changes:
 class Gateway:
     """Scheduler, session server and HTTP server; `port` may be that of an earlier one."""
 
-    def __init__(self, port: int = 0, **options):
+    def __init__(self, port: int = 0, tls=None, **options):
         self.port = port
+        self.tls = tls
         self.options = options
         self.changes = Changes()
         self.messages: list[tuple[str, object]] = []
@@ -84,7 +85,7 @@ class Gateway:
         app.router.add_get(PATH, self.server.handle)
         self.runner = web.AppRunner(app, access_log=None)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self.runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=self.tls)
         await site.start()
         self.port = self.runner.addresses[0][1]
         self.client = await Client(self.scheduler.address, asynchronous=True)
@@ -227,14 +228,16 @@ async def cables() -> AsyncIterator:
 async def volunteers(tmp_path) -> AsyncIterator:
     started: list[Volunteer] = []
 
-    async def start(port: int, *options: str, token: str = "secret", preload: bool = True) -> Volunteer:
-        command = [sys.executable, "-m", "dask", "worker", f"goblin://127.0.0.1:{port}", *options]
+    async def start(
+        port: int, *options: str, token: str = "secret", preload: bool = True, scheme="goblin", **env
+    ) -> Volunteer:
+        command = [sys.executable, "-m", "dask", "worker", f"{scheme}://127.0.0.1:{port}", *options]
         if preload:
             command += ["--preload", str(PLUGIN)]
         with (tmp_path / f"worker-{len(started)}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                env={**os.environ, "DASK_GOBLIN__TOKEN": token},
+                env={**os.environ, "DASK_GOBLIN__TOKEN": token, **env},
                 cwd=tmp_path,
                 stdout=log,
                 stderr=log,

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from goblin_dask import messages as m
-from goblin_dask.wire.frames import CONTROL, DATA, OPEN, PACKET_LIMIT
+from goblin_dask.wire.frames import CLOSE, CONTROL, DATA, OPEN, PACKET_LIMIT
 from goblin_dask.wire.session import PATH
 
 ALIAS = "5" * 32
@@ -46,6 +46,7 @@ class Stranger:
         self.port = port
         self.sent = 0
         self.got = 0
+        self.channels = 1
         self.reason: str | None = None
         """Of the gateway's goodbye."""
 
@@ -93,10 +94,14 @@ class Stranger:
         answer = await self.call(1, {"type": "Register", "alias": ALIAS, "status": "running"})
         assert answer["type"] == "Registered"
 
-    async def beat(self, channel: int = 2) -> str:
+    async def beat(self) -> str:
         """Open a channel for a heartbeat; the scheduler's answer."""
+        self.channels += 1
+        channel = self.channels
         await self.frames((channel, OPEN, b""))
-        return (await self.call(channel, {"type": "Heartbeat", "memory": 1, "cpu": 1.0}))["status"]
+        status = (await self.call(channel, {"type": "Heartbeat", "memory": 1, "cpu": 1.0}))["status"]
+        await self.frames((channel, CLOSE, b""))
+        return status
 
     async def dismissed(self, seconds: float = 5) -> str:
         """Wait for the gateway to hang up; its reason."""

@@ -32,7 +32,7 @@ def canary(tmp_path):
 
 @pytest.fixture
 async def gateway(gateways):
-    return await gateways()
+    return await gateways(linger=1)
 
 
 @pytest.fixture
@@ -393,13 +393,18 @@ def mutate(rng: random.Random, data: bytes, pickled: bytes) -> bytes:
     return bytes(out)
 
 
-async def bombard(gateway, canary, count: int, seed: int) -> int:
-    """Send mutated packets, in new sessions as old ones are closed; how many sessions that cost."""
+async def bombard(gateway, honest, canary, count: int, seed: int) -> int:
+    """Send mutated packets, in new sessions as old ones are closed; how many sessions that cost.
+
+    The honest volunteer beats in between.
+    """
     rng = random.Random(seed)
     packets = corpus()
     sessions = done = 0
     while done < count:
         sessions += 1
+        if sessions % 200 == 0:
+            assert await honest.beat() == "OK"
         async with Stranger(gateway.port) as stranger:
             await stranger.hello(rng.choice(["volunteer", "validator", "lab", "nanny"]))
             while done < count and not stranger.ws.closed:
@@ -420,7 +425,7 @@ async def bombard(gateway, canary, count: int, seed: int) -> int:
 async def test_mutated_frames(gateway, honest, canary, caplog, count):
     caplog.set_level(logging.CRITICAL)
     before = psutil.Process().memory_info().rss
-    sessions = await bombard(gateway, canary, count, seed=20261130)
+    sessions = await bombard(gateway, honest, canary, count, seed=20261130)
     print(f"{count} mutated frames in {sessions} sessions")
     assert sessions > count / 50  # they do reach the checks
     assert psutil.Process().memory_info().rss - before < 100e6

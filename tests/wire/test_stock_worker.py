@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -140,3 +142,14 @@ async def test_a_wrong_token_is_refused_with_the_gateways_sentence(gateways, vol
     assert await volunteer.process.wait() != 0
     assert "this gateway does not know the token: ask for one" in (tmp_path / "worker-0.log").read_text()
     assert not gateway.server.sessions
+
+
+async def test_tls(gateways, volunteers):
+    tls = Path(__file__).with_name("tls")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tls / "certificate.pem", tls / "key.pem")
+    gateway = await gateways(tls=context)
+    authority = {"DASK_GOBLIN__TLS__CA_FILE": str(tls / "certificate.pem")}
+    await volunteers(gateway.port, "--no-nanny", scheme="goblins", **authority)
+    await gateway.worker()
+    await started(gateway)
