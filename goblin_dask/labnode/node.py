@@ -62,7 +62,7 @@ class LabNode:
         Where researchers are served; port 0 takes any free one.
     token : str, optional
         What researchers have to show; made and kept in the directory by default.
-    slots, threads, offload, verify, grace, cap : optional
+    slots, threads, offload, verify, routes, grace, cap : optional
         As in `goblin.yaml` under ``lab``.
     """
 
@@ -79,6 +79,7 @@ class LabNode:
         threads: int | None = None,
         offload: str | None = None,
         verify: str | None = None,
+        routes: str | None = None,
         grace: str | float | None = None,
         cap: str | int | None = None,
     ):
@@ -91,6 +92,9 @@ class LabNode:
         self._threads = int(config.get("lab.threads", threads) or os.cpu_count() or 1)
         self._offload = config.get("lab.offload", offload)
         self._verify = config.get("lab.verify", verify)
+        self._routes = config.get("lab.routes", routes)
+        if self._routes not in ("auto", "direct", "relay"):
+            raise InputError(f'goblin.lab.routes must be "auto", "direct" or "relay", got {self._routes!r}')
         self._grace, self._cap = config.get_seconds("lab.grace", grace), config.get_bytes("lab.cap", cap)
         self.token = config.get("lab.token", token) or ""
         self.jobs: dict[str, Job] = {}
@@ -99,6 +103,7 @@ class LabNode:
         self._kept: dict[str, tuple[Digest, ...]] = {}
         self._kept_lock = threading.Lock()
         self._prices = Prices()
+        self._closers: list[Any] = []
 
     @property
     def url(self) -> str:
@@ -123,7 +128,6 @@ class LabNode:
         """
         identity, key = self._identity()
         self._loop = asyncio.get_running_loop()
-        self._closers: list[Any] = []
         try:
             self.blobs = BlobStore(self.directory, cap=self._cap, grace=self._grace)
             self._closers.append(functools.partial(asyncio.to_thread, self.blobs.close))
@@ -134,7 +138,7 @@ class LabNode:
             self._closers += [self._shutdown(self._pool), self._shutdown(self._lowering)]
             self._data = DataServer(self.blobs, key)
             self._closers.append(self._data.close)
-            await self._data.start(host=self._host)
+            await self._data.start(local=self._routes == "auto", host=None if self._routes == "relay" else self._host)
             self._link = GridLink(
                 self.gateway,
                 self._gateway_token,
