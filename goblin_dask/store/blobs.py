@@ -101,8 +101,8 @@ class _Quarantined:
 class BlobStore:
     """Content-addressed blobs on a Zarr store. Thread-safe; owned by one process.
 
-    A blob lives while somebody retains it, and for `grace` seconds more. Blobs of earlier runs, which nobody has
-    retained yet, are kept too (resuming needs them), until the room is needed.
+    A blob lives while somebody retains it, and for `grace` seconds after it was stored or released. Blobs of earlier
+    runs, which nobody has retained yet, are kept too (resuming needs them), until the room is needed.
 
     Parameters
     ----------
@@ -138,6 +138,9 @@ class BlobStore:
         self._used = sum(self._sizes.values())
         self._references: Counter[Digest] = Counter()
         self._doomed: dict[Digest, float] = {}
+        """When the grace of a released blob ends."""
+        self._fresh: dict[Digest, float] = {}
+        """Until when a blob that was stored, and not retained yet, makes no room for others."""
         self._quarantine: dict[Digest, _Quarantined] = {}
         self._in_memory = 0
         self._receiving: weakref.WeakSet[Upload] = weakref.WeakSet()
@@ -193,6 +196,8 @@ class BlobStore:
             self._sizes.move_to_end(name)
             if name in self._doomed:  # wanted again: its grace starts anew
                 self._doomed[name] = self._clock() + self.grace
+            elif name not in self._references:
+                self._fresh[name] = self._clock() + self.grace
 
     def has(self, name: Digest) -> bool:
         """Whether a verified blob is here."""
@@ -233,6 +238,7 @@ class BlobStore:
         with self._lock:
             self._references[name] += 1
             self._doomed.pop(name, None)
+            self._fresh.pop(name, None)
 
     def release(self, name: Digest) -> None:
         """One holder less; after the last and the grace `collect` deletes it."""
@@ -247,13 +253,16 @@ class BlobStore:
     def collect(self) -> list[Digest]:
         """Delete blobs whose grace is over; their digests."""
         with self._lock:
-            over = [name for name, when in self._doomed.items() if when <= self._clock()]
+            now = self._clock()
+            over = [name for name, when in self._doomed.items() if when <= now]
             for name in over:
                 self._remove(name)
+            self._fresh = {name: when for name, when in self._fresh.items() if when > now}
             return over
 
     def _remove(self, name: Digest) -> None:
         self._doomed.pop(name, None)
+        self._fresh.pop(name, None)
         if name in self._sizes:
             self._used -= self._sizes.pop(name)
             self._shelf.remove(name)
@@ -262,7 +271,12 @@ class BlobStore:
         """Make sure that `nbytes` more fit, deleting what nobody retains, oldest first, if need be."""
         with self._lock:
             if self.cap is not None:
-                idle = (name for name in list(self._sizes) if name not in self._references)
+                now = self._clock()
+                idle = (
+                    name
+                    for name in list(self._sizes)
+                    if name not in self._references and self._fresh.get(name, now) <= now
+                )
                 waiting = sum(q.nbytes for q in self._quarantine.values() if q.path)
                 waiting += sum(upload.limit for upload in self._receiving if upload.open)
                 while self._used + waiting + nbytes > self.cap:

@@ -136,6 +136,20 @@ def test_blobs_of_an_earlier_run_stay_until_room_is_needed(tmp_path):
     second.close()
 
 
+def test_what_was_just_stored_makes_no_room(tmp_path):
+    clock = Clock()
+    blobs = BlobStore(tmp_path, cap=1500, grace=10, clock=clock)
+    first = blobs.put(b"1" * 1000)
+    with pytest.raises(StoreFull):
+        blobs.put(b"2" * 1000)
+    assert blobs.has(first)
+    clock.now = 11
+    second = blobs.put(b"2" * 1000)
+    assert blobs.has(second)
+    assert not blobs.has(first)
+    blobs.close()
+
+
 def test_the_cap_counts_uploads_under_way(tmp_path):
     blobs = BlobStore(tmp_path, cap=1500)
     upload = blobs.upload(1000)

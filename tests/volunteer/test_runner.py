@@ -5,6 +5,7 @@ import datetime
 import os
 import threading
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -361,3 +362,28 @@ async def test_zero_length_arrays(lab, worker):
     _, lease = lab.lease(program, empty)
     await worker.runner.run(lease)
     assert worker.said[0].outputs[0].inline == bytes(48)
+
+
+async def test_a_gateway_cannot_read_other_servers_through_a_volunteer(worker, lab, monkeypatch):
+    monkeypatch.setattr(transfer, "ROUNDS", 1)
+
+    async def secret(request):
+        raise aiohttp.web.HTTPForbidden(text="the router's password is 1234")
+
+    app = aiohttp.web.Application()
+    app.router.add_get("/{any:.*}", secret)
+    server = aiohttp.web.AppRunner(app)
+    await server.setup()
+    await aiohttp.web.TCPSite(server, "127.0.0.1", 0).start()
+    _, lease = lab.lease(PRODUCT, [A, B])
+    for routes in (
+        Routes(direct=f"http://127.0.0.1:{server.addresses[0][1]}"),
+        Routes(direct="file:///etc/passwd"),
+        Routes(local="/tmp/.X11-unix/X0"),
+    ):
+        await worker.runner.run(changed(lease, routes=routes))
+    assert [message.kind for message in worker.said] == ["fetch"] * 3
+    assert not any("1234" in message.reason for message in worker.said)
+    assert "no address of blobs" in worker.said[1].reason
+    assert "names no way" in worker.said[2].reason
+    await server.cleanup()
