@@ -89,7 +89,14 @@ VARIANTS = {
     "larger": (60, (20, 30), (30, 20), 25, "f8", False),
     "ragged": (20, ((3, 10, 7), (2, 18)), ((2, 18), (11, 9)), ((13, 7), (7, 13)), "f8", False),
     "one_chunk": (20, 20, 20, 20, "f8", False),
-    "one_element_chunks": (20, ((1, 18, 1), (1, 18, 1)), ((1, 18, 1), (1, 18, 1)), ((1, 18, 1), (1, 18, 1)), "f8", False),
+    "one_element_chunks": (
+        20,
+        ((1, 18, 1), (1, 18, 1)),
+        ((1, 18, 1), (1, 18, 1)),
+        ((1, 18, 1), (1, 18, 1)),
+        "f8",
+        False,
+    ),
     "float32": (20, (7, 9), (9, 7), 8, "f4", False),
     "zarr": (20, (7, 9), (9, 7), 8, "f8", True),
 }
@@ -106,6 +113,6 @@ def operands(variant: str, folder) -> tuple[da.Array, da.Array, da.Array]:
     ]
     if zarr:
         for name, array in zip("xyz", arrays, strict=True):
-            array.to_zarr(str(folder / name), zarr_format=3) if False else array.to_zarr(str(folder / name))
+            array.to_zarr(str(folder / name))
         arrays = [da.from_zarr(str(folder / name)) for name in "xyz"]
     return tuple(arrays)

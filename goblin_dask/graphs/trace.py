@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from goblin_dask.errors import NotTraceable
-from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, map_tree
+from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, is_constant, map_tree
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.tracer import dispatch, linear, ordering, shaping
 from goblin_dask.graphs.tracer.array import Tracer
-from goblin_dask.graphs.tracer.rebind import Rebinding
 from goblin_dask.graphs.tracer.recorder import recording
 from goblin_dask.messages import ArraySpec
 
@@ -101,8 +99,8 @@ def record(
         Whether literals become inputs of the program. Else those that it reads are part of it, and it holds for them
         alone.
     """
-    with recording() as recorder:
-        rebind = Rebinding(dispatch.known, dispatch.known, dispatch.is_tracer)
+    rebind = dispatch.rebinding()
+    with recording(rebind) as recorder:
         count = itertools.count()
 
         def operand(value: Any) -> Any:
@@ -147,7 +145,7 @@ def _check_constants(tree: Any) -> None:
     def check(value: Any) -> None:
         if isinstance(value, np.ndarray):
             raise NotTraceable("the function returns an array that it made by itself")
-        if isinstance(value, (types.GeneratorType, types.CoroutineType)):
+        if not (isinstance(value, (Leaf, np.generic)) or is_constant(value)):
             raise NotTraceable(f"the function returns a {type(value).__name__}")
 
     map_tree(check, tree)

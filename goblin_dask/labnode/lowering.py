@@ -1,9 +1,9 @@
 """`lower`: from Dask's unoptimised graph to a `Plan` of programs on blocks.
 
-Every task is one of: a *source* or a *sink*, known by its function; an *alias* that only says where arrays are; a *grid*
-task, whose function was recorded as a program and checked (`goblin_dask.graphs.capture.templates`); a *dynamic* task,
-whose operands' shapes only its predecessors' results will tell; or a *lab* task, which runs as it is, and the plan says
-why. Nothing that cannot be recorded is ever an error.
+Every task is one of: a *source* or a *sink*, known by its function; an *alias* or a *view*, which only say where arrays
+are; a *grid* task, whose function was recorded as a program and checked (`goblin_dask.graphs.capture.templates`); a
+*dynamic* task, whose operands' shapes only its predecessors' results will tell; or a *lab* task, which runs as it is,
+and the plan says why. Nothing that cannot be recorded is ever an error.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ class Lowering:
         """Add what is read by key: views and data that so far stand for nothing but other keys and themselves."""
         plan, views, delayed = self._plan, self._views, self._delayed
         read: set[Key] = set(plan.keys)
-        for task in (*plan.lab, *plan.dynamic):
+        late: list[LabTask | DynamicTask] = [*plan.lab, *plan.dynamic]
+        for task in late:
             read.update(task.dependencies)
         for key in [each for each in read if each in views]:
             tree, operands = views[key]
@@ -231,7 +232,6 @@ class Lowering:
         for grid in plan.grid:
             read.update([operand.key for operand in grid.operands])
         plan.lab.extend(delayed[key] for key in delayed if key in read)
-
 
     def _is_whole(self, key: Key, operands: tuple[Operand, ...], bases: tuple[Key, ...]) -> bool:
         """Whether a view is all of one other key's value, as it is."""
@@ -319,4 +319,3 @@ def summary(plan: Plan) -> dict[str, Any]:
         "share": grid / total if total else 1.0,
         "reasons": dict(Counter(task.reason for task in lab)),
     }
-

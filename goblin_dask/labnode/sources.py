@@ -24,7 +24,7 @@ from goblin_dask.graphs.capture.dask_internals import (
     Task,
     function_parts,
 )
-from goblin_dask.graphs.capture.pytree import is_array, representable, spec_of, specs_of
+from goblin_dask.graphs.capture.pytree import representable, specs_of
 from goblin_dask.labnode.plan import Region
 from goblin_dask.messages import ArraySpec
 
@@ -36,13 +36,16 @@ CREATION = frozenset(
     }
 )  # fmt: skip
 FLOATS = frozenset(
-    "beta chisquare exponential f gamma gumbel laplace logistic lognormal noncentral_chisquare noncentral_f normal "
-    "pareto power rayleigh standard_cauchy standard_t triangular uniform vonmises wald weibull random_sample".split()
-)
+    {
+        "beta", "chisquare", "exponential", "f", "gamma", "gumbel", "laplace", "logistic", "lognormal", "noncentral_f",
+        "noncentral_chisquare", "normal", "pareto", "power", "rayleigh", "standard_cauchy", "standard_t", "triangular",
+        "uniform", "vonmises", "wald", "weibull", "random_sample",
+    }
+)  # fmt: skip
 """Distributions that are always float64."""
-CHOSEN = frozenset("random standard_exponential standard_gamma standard_normal".split())
+CHOSEN = frozenset(["random", "standard_exponential", "standard_gamma", "standard_normal"])
 """Distributions that are float64 unless told otherwise."""
-COUNTS = frozenset("binomial geometric hypergeometric logseries negative_binomial poisson zipf".split())
+COUNTS = frozenset(["binomial", "geometric", "hypergeometric", "logseries", "negative_binomial", "poisson", "zipf"])
 
 
 def is_sink(function: Any) -> bool:
@@ -72,7 +75,11 @@ def region_of(task: Task, graph: Mapping[Any, Any]) -> Region | None:
     if len(task.args) < 2 or task.kwargs:
         return None
     array, index = (_value(each, graph) for each in task.args[:2])
-    if not isinstance(array, (np.ndarray, zarr.Array)) or not isinstance(index, tuple) or len(task.args) > 2 and not task.args[2]:
+    if (
+        not isinstance(array, (np.ndarray, zarr.Array))
+        or not isinstance(index, tuple)
+        or (len(task.args) > 2 and not task.args[2])
+    ):
         return None
     if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
         return None
@@ -107,10 +114,9 @@ def _value(argument: Any, graph: Mapping[Any, Any]) -> Any:
 def data_spec(value: Any) -> Any:
     """Tree of specs of a value that is part of the graph; None where a program cannot hold it."""
     try:
-        tree = specs_of(value)
+        return specs_of(value)
     except TypeError:
         return None
-    return tree if is_array(value) or isinstance(value, (list, tuple, dict)) else None
 
 
 def source_spec(task: Task) -> ArraySpec | None:
@@ -156,7 +162,7 @@ def _spec(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array
         shape = kwargs.get("shape")
         given = args[2 if function is np.full_like else 1 :]
         dtype = kwargs.get("dtype") or (given[0] if given else None) or args[0].dtype
-        return _made(args[0].shape if shape is None else shape, dtype) if isinstance(args[0], np.ndarray) else None
+        return _made(args[0].shape if shape is None else shape, dtype) if type(args[0]) is np.ndarray else None
     return None
 
 
@@ -179,6 +185,3 @@ def _random(name: str, size: Any, args: Any, kwargs: Any) -> ArraySpec | None:
     if name in ("integers", "randint"):
         return _made(size, kwargs.get("dtype") or np.int64)
     return _made(size, np.int64) if name in COUNTS else None
-
-
-__all__ = ["data_spec", "is_getter", "is_load", "is_sink", "region_of", "region_spec", "source_spec", "spec_of"]

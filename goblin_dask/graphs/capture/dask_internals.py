@@ -139,12 +139,15 @@ def _references(node: Any) -> Any:
 
 
 def _assemble(keys: Any, ends: dict[Key, _Finalizer], values: Mapping[Key, Any]) -> Any:
+    """Values in the structure of the keys: tuples, as Dask's own schedulers give them."""
     if isinstance(keys, list):
-        return [_assemble(each, ends, values) for each in keys]
+        return tuple(_assemble(each, ends, values) for each in keys)
     end = ends.get(keys)
-    if end is None:
-        return values[keys]
-    return end.function(_assemble(end.keys, {}, values), *end.extra)
+    return values[keys] if end is None else end.function(_listed(end.keys, values), *end.extra)
+
+
+def _listed(keys: Any, values: Mapping[Key, Any]) -> Any:
+    return [_listed(each, values) for each in keys] if isinstance(keys, list) else values[keys]
 
 
 def _flat(keys: Any) -> Iterable[Key]:

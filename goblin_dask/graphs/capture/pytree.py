@@ -82,18 +82,29 @@ def representable(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.name not in ("longdouble", "float128")
 
 
-def specs_of(tree: Any) -> Any:
-    """Tree with an `ArraySpec` in the place of every array; what is not an array becomes None.
+CONSTANTS = (type(None), bool, int, float, complex, str, bytes, slice, range, type(Ellipsis), np.dtype, type)
 
-    A tree holding objects that are not arrays (masked, structured or object arrays, anything else) is None itself
-    where it holds nothing else, so that whoever reads it cannot mistake it for an array.
+
+def is_constant(value: Any) -> bool:
+    """Whether a value that is no array may stand in a tree: one that its `repr` tells apart from all others."""
+    return type(value) in CONSTANTS or isinstance(value, (np.dtype, type))
+
+
+def specs_of(tree: Any) -> Any:
+    """Tree with an `ArraySpec` in the place of every array.
+
+    Raises
+    ------
+    TypeError
+        For a tree that holds anything but arrays and constants: masked, structured, sparse or object arrays, and
+        whatever else a program cannot hold.
     """
 
     def spec(value: Any) -> Any:
         if is_array(value):
             return spec_of(value)
-        if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
-            raise TypeError(f"an array of type {type(value).__name__} is not plain")
+        if not is_constant(value):
+            raise TypeError(f"a value of type {type(value).__name__} is neither a plain array nor a constant")
         return value
 
     return map_tree(spec, tree)

@@ -20,7 +20,9 @@ from goblin_dask.graphs.capture.dask_internals import Alias, DataNode, Task, Tas
 from goblin_dask.graphs.capture.pytree import is_array
 
 _PLAIN = frozenset({int, str, bool, bytes, type(None), type(Ellipsis)})
-_LIBRARIES = frozenset({"numpy", "dask", "scipy", "operator", "_operator", "builtins", "functools", "toolz", "tlz", "cytoolz"})
+_LIBRARIES = frozenset(
+    {"numpy", "dask", "scipy", "operator", "_operator", "builtins", "functools", "toolz", "tlz", "cytoolz"}
+)
 
 
 class Skeletons:
@@ -131,7 +133,8 @@ def evaluate(node: Any, refs: Iterator[Any], literals: Iterator[Any], route: Any
         return kind([evaluate(each, refs, literals, route) for each in node])
     if kind is dict:
         return {
-            evaluate(name, refs, literals, route): evaluate(value, refs, literals, route) for name, value in node.items()
+            evaluate(name, refs, literals, route): evaluate(value, refs, literals, route)
+            for name, value in node.items()
         }
     if kind is np.ndarray and is_array(node):
         return next(literals)

@@ -166,6 +166,8 @@ class Templates:
                     return Template(str(error)), traced.baked
                 unsure = traced
                 return Template(unsure=unsure, reason=str(error)), traced.baked
+            except GoblinError as error:  # a program that is too large to be one
+                return Template(str(error)), traced.baked
         result = self.trees.number(traced.specs)
         if reason:
             return Template(reason, result=result), traced.baked
@@ -237,9 +239,7 @@ def _sources(traced: Traced, trees: list[Any]) -> tuple[tuple[str, Any, int], ..
     for ref, tree in enumerate(trees):
         count = len(flatten(tree, lambda value: isinstance(value, ArraySpec))[0])
         places.extend((ref, leaf) for leaf in range(count))
-    return tuple(
-        (kind, *places[what]) if kind == "operand" else (kind, what, 0) for kind, what in traced.slots
-    )
+    return tuple((kind, *places[what]) if kind == "operand" else (kind, what, 0) for kind, what in traced.slots)
 
 
 def _renumber(tree: Any, marked: Any) -> Any:
@@ -256,12 +256,16 @@ def _shrunk(call: Any, trees: list[Any], traced: Traced) -> tuple[list[Any], Tra
     recording of them is right, which a small size shows as well as a large one. Anybody else's function may branch on
     shapes, and is run at full size. Sizes that are equal stay equal.
     """
-    sizes = sorted({size for spec in flatten(trees, lambda v: isinstance(v, ArraySpec))[0] for size in spec.shape if size > 32})
+    sizes = sorted(
+        {size for spec in flatten(trees, lambda v: isinstance(v, ArraySpec))[0] for size in spec.shape if size > 32}
+    )
     smaller = {size: 17 + 2 * i for i, size in enumerate(sizes)}
     shrunk = map_tree(
-        lambda value: ArraySpec(tuple(smaller.get(n, n) for n in value.shape), value.dtype)
-        if isinstance(value, ArraySpec)
-        else value,
+        lambda value: (
+            ArraySpec(tuple(smaller.get(n, n) for n in value.shape), value.dtype)
+            if isinstance(value, ArraySpec)
+            else value
+        ),
         trees,
     )
     try:
@@ -275,6 +279,8 @@ def _shrunk(call: Any, trees: list[Any], traced: Traced) -> tuple[list[Any], Tra
         if a.outputs != b.outputs or len(a.nodes) != len(b.nodes):
             return None
         for x, y in zip(a.nodes, b.nodes, strict=True):
-            if (x.operator, x.operands) != (y.operator, y.operands) or [n for n, _ in x.attributes] != [n for n, _ in y.attributes]:
+            if (x.operator, x.operands) != (y.operator, y.operands) or [n for n, _ in x.attributes] != [
+                n for n, _ in y.attributes
+            ]:
                 return None
     return shrunk, again

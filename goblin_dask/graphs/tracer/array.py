@@ -35,7 +35,7 @@ class Tracer(NDArrayOperatorsMixin):
         The array of the task's own arguments that it is.
     """
 
-    __slots__ = ("_known", "_value", "dtype", "literal", "literals", "shape")
+    __slots__ = ("_known", "_recorder", "_shape", "_value", "dtype", "literal", "literals")
     __array_priority__ = 0
 
     def __init__(
@@ -47,10 +47,11 @@ class Tracer(NDArrayOperatorsMixin):
         literal: int | None = None,
     ) -> None:
         self._value = value
+        self._recorder = None if value is None else current()
         self._known = known
         self.literals = literals
         self.literal = literal
-        self.shape = spec.shape
+        self._shape = spec.shape
         self.dtype = np.dtype(spec.dtype)
 
     @classmethod
@@ -63,12 +64,16 @@ class Tracer(NDArrayOperatorsMixin):
     @property
     def value(self) -> int:
         """Its number in the program."""
+        recorder = current()
+        if self._value is not None and self._recorder is not recorder:
+            raise NotTraceable("the function keeps an array between its calls")
         if self._value is None:
+            self._recorder = recorder
             if self.literal is not None:
-                self._value = current().literal(self.literal, self._known)
+                self._value = recorder.literal(self.literal, self._known)
             else:
-                current().baked.update(self.literals)
-                self._value = current().found(self._known)
+                recorder.baked.update(self.literals)
+                self._value = recorder.found(self._known)
         return self._value
 
     @property
@@ -88,6 +93,10 @@ class Tracer(NDArrayOperatorsMixin):
         current().baked.update(self.literals)
         return self._known
 
+    def adopt(self, recorded: Tracer) -> None:
+        """Take another tracer's number in the program: both stand for the same array."""
+        self._value, self._recorder = recorded._value, recorded._recorder
+
     def become(self, other: Tracer) -> None:
         """Assignment in place: from now on this tracer stands for `other`'s value, in its own dtype."""
         from goblin_dask.graphs.tracer.casting import astype, broadcast_to
@@ -95,7 +104,7 @@ class Tracer(NDArrayOperatorsMixin):
         if other.shape != self.shape:
             other = broadcast_to(other, self.shape)
         other = astype(other, self.dtype)
-        self._value, self._known = other._value, other._known
+        self._value, self._known, self._recorder = other._value, other._known, other._recorder
         self.literals, self.literal = other.literals, other.literal
 
     # --- NumPy's protocols --------------------------------------------------------------------------------------
@@ -116,6 +125,19 @@ class Tracer(NDArrayOperatorsMixin):
         return np
 
     # --- shape and elements -------------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Any) -> None:
+        from goblin_dask.graphs.tracer.casting import reshape
+
+        other = reshape(self, tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),))
+        self._value, self._known, self._recorder = other._value, other._known, other._recorder
+        self.literals, self.literal = other.literals, other.literal
+        self._shape = other._shape
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -241,7 +263,9 @@ class Tracer(NDArrayOperatorsMixin):
         from goblin_dask.graphs.tracer.casting import astype
 
         if not np.can_cast(self.dtype, dtype, casting=casting):  # type: ignore[arg-type]
-            raise TypeError(f"Cannot cast array data from {self.dtype!r} to {np.dtype(dtype)!r} according to {casting!r}")
+            raise TypeError(
+                f"Cannot cast array data from {self.dtype!r} to {np.dtype(dtype)!r} according to {casting!r}"
+            )
         return astype(self, dtype).copy() if copy or np.dtype(dtype) != self.dtype else self
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
@@ -260,10 +284,10 @@ class Tracer(NDArrayOperatorsMixin):
         return np.ravel(self, order=order)  # type: ignore[call-overload]
 
     def sort(self, axis: int = -1, kind: Any = None, order: Any = None, stable: Any = None) -> None:
-        self.become(np.sort(self, axis=axis))  # type: ignore[arg-type, call-overload]
+        self.become(np.sort(self, axis=axis))  # type: ignore[arg-type]
 
     def partition(self, kth: Any, axis: int = -1, **kwargs: Any) -> None:
-        self.become(np.partition(self, kth, axis=axis))  # type: ignore[arg-type, call-overload]
+        self.become(np.partition(self, kth, axis=axis))  # type: ignore[arg-type]
 
     def byteswap(self, inplace: bool = False) -> Any:
         raise NotTraceable("byteswap")
@@ -277,7 +301,38 @@ def _method(name: str, function: Any) -> Any:
     return method
 
 
-for _name in ["all", "any", "argmax", "argmin", "argpartition", "argsort", "choose", "clip", "compress", "cumprod", "cumsum", "diagonal", "dot", "max", "mean", "min", "nonzero", "prod", "ptp", "put", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes", "take", "trace", "var"]:
+for _name in [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argpartition",
+    "argsort",
+    "choose",
+    "clip",
+    "compress",
+    "cumprod",
+    "cumsum",
+    "diagonal",
+    "dot",
+    "max",
+    "mean",
+    "min",
+    "nonzero",
+    "prod",
+    "ptp",
+    "put",
+    "repeat",
+    "round",
+    "searchsorted",
+    "squeeze",
+    "std",
+    "sum",
+    "swapaxes",
+    "take",
+    "trace",
+    "var",
+]:
     setattr(Tracer, _name, _method(_name, getattr(np, _name)))
 for _name in ("conj", "conjugate"):
     setattr(Tracer, _name, _method(_name, np.conjugate))

@@ -33,7 +33,7 @@ def tracer(value: Any, dtype: Any = None) -> Tracer:
             raise NotTraceable("the function uses an array that is none of its operands")
         if isinstance(value, (list, tuple)) and contains_tracer(value):
             parts = [tracer(each) for each in value]
-            value = np.stack(parts)  # type: ignore[call-overload]
+            value = np.stack(parts)
         elif isinstance(value, (list, tuple)) and _contains_array(value):
             raise NotTraceable("the function uses an array that is none of its operands")
         else:
@@ -78,6 +78,8 @@ def broadcast_to(value: Tracer, shape: tuple[int, ...]) -> Tracer:
     if value.shape == shape:
         return value
     np.broadcast_shapes(value.shape, shape)
+    if value.is_known and value.literal is None:
+        return Tracer.of(np.broadcast_to(value._known, shape), value.literals)
     return op("broadcast_to", value, shape=shape)
 
 
@@ -90,6 +92,8 @@ def reshape(value: Tracer, shape: tuple[int, ...]) -> Tracer:
         shape = tuple(value.size // known if size == -1 else size for size in shape)
     if math.prod(shape) != value.size:
         raise ValueError(f"cannot reshape array of size {value.size} into shape {shape}")
+    if value.is_known and value.literal is None:
+        return Tracer.of(value._known.reshape(shape), value.literals)
     return value.copy() if shape == value.shape else op("reshape", value, shape=shape)
 
 

@@ -11,10 +11,13 @@ import numpy as np
 from goblin_dask.errors import NotTraceable
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.rebind import Rebinding, stand_in
+from goblin_dask.graphs.tracer.recorder import current
 
 RULES: dict[Any, Callable[..., Any]] = {}
 """Rule of each function that has one."""
 REFUSED: dict[Any, str] = {}
+IN_PLACE = frozenset({np.copyto, np.putmask, np.put, np.place, np.fill_diagonal, np.put_along_axis})
+"""Functions that change an argument: never called with the elements of a known tracer, which others may share."""
 
 
 def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -46,7 +49,7 @@ def routed(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 def call(function: Any, args: Any, kwargs: Any) -> Any:
     """``__array_function__``."""
-    if not _any_real((args, kwargs)):
+    if function not in IN_PLACE and not _any_real((args, kwargs)):
         return _fold(function, args, kwargs)
     recorded = RULES.get(function)
     if recorded is not None:
@@ -58,7 +61,7 @@ def call(function: Any, args: Any, kwargs: Any) -> Any:
     text = getattr(function, "__wrapped__", None) or getattr(function, "_implementation", None)
     if not isinstance(text, types.FunctionType):
         raise NotTraceable(f"{name} is not in the catalogue")
-    return REBIND(text)(*args, **kwargs)
+    return current().rebind(text)(*args, **kwargs)
 
 
 def _any_real(value: Any) -> bool:
@@ -103,12 +106,9 @@ def known(result: Any, literals: frozenset[int] = frozenset()) -> Any:
     return result
 
 
-def is_tracer(value: Any) -> bool:
-    return isinstance(value, Tracer)
-
-
-REBIND = Rebinding(known, known, is_tracer)
-"""For NumPy's own functions, which are the same for every recording."""
+def rebinding() -> Rebinding:
+    """The stand-ins of a new recording."""
+    return Rebinding(known, known, lambda value: isinstance(value, Tracer))
 
 
 def refuse(reason: str, *functions: Any) -> None:
@@ -122,5 +122,8 @@ refuse(
     np.nonzero, np.argwhere, np.flatnonzero, np.unique, np.unique_all, np.unique_counts, np.unique_inverse,
     np.unique_values, np.compress, np.extract, np.intersect1d, np.union1d, np.setdiff1d, np.setxor1d, np.trim_zeros,
 )  # fmt: skip
+refuse("writes into its argument", np.put, np.place, np.fill_diagonal, np.put_along_axis)
 refuse("calls Python for every slice", np.apply_along_axis, np.piecewise)
-refuse("writes or prints", np.save, np.savetxt, np.savez, np.savez_compressed, np.array2string, np.array_repr, np.array_str)
+refuse(
+    "writes or prints", np.save, np.savetxt, np.savez, np.savez_compressed, np.array2string, np.array_repr, np.array_str
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import numpy as np
+import numpy
 
 from goblin_dask.errors import NotTraceable
 from goblin_dask.graphs.operators.movement import slice_attributes
@@ -13,6 +13,9 @@ from goblin_dask.graphs.tracer import casting
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import broadcast_to, tracer
 from goblin_dask.graphs.tracer.recorder import op
+
+np: Any = numpy
+"""NumPy, to be called with tracers, which its annotations do not know."""
 
 
 def parse(shape: tuple[int, ...], index: Any) -> list[Any]:
@@ -31,7 +34,9 @@ def parse(shape: tuple[int, ...], index: Any) -> list[Any]:
         if item is None or item is Ellipsis:
             parsed.append(item)
         elif isinstance(item, slice):
-            parsed.append(slice(*(None if part is None else operator.index(part) for part in (item.start, item.stop, item.step))))
+            parsed.append(
+                slice(*(None if part is None else operator.index(part) for part in (item.start, item.stop, item.step)))
+            )
         elif isinstance(item, str) or (isinstance(item, list) and item and isinstance(item[0], str)):
             raise NotTraceable("the function uses a structured array")
         elif isinstance(item, (bool, np.bool_)):
@@ -66,9 +71,16 @@ def _array(item: Any) -> list[Any]:
 def getitem(x: Tracer, index: Any) -> Tracer:
     """``x[index]``."""
     items = parse(x.shape, index)
-    if x.is_known and x.literal is None and all(not isinstance(each, Tracer) or each.is_known for each in items):
-        literals = x.literals.union(*(each.literals for each in items if isinstance(each, Tracer)))
-        return Tracer.of(x._known[tuple(each._known if isinstance(each, Tracer) else each for each in items)], literals)
+    if not x.is_known or any(isinstance(each, Tracer) and not each.is_known for each in items):
+        return _indexed(x, items)
+    literals = x.literals.union(*(each.literals for each in items if isinstance(each, Tracer)))
+    part = Tracer.of(x._known[tuple(each._known if isinstance(each, Tracer) else each for each in items)], literals)
+    if x.literal is not None:  # a part of an input is recorded, so that the program holds for other values too
+        part.adopt(_indexed(x, items))
+    return part
+
+
+def _indexed(x: Tracer, items: list[Any]) -> Tracer:
     arrays = [i for i, each in enumerate(items) if isinstance(each, Tracer)]
     if not arrays:
         return _basic(x, items)
@@ -82,15 +94,18 @@ def getitem(x: Tracer, index: Any) -> Tracer:
     result = _take(basic, axes, [kept[i] for i in axes])  # the new axes stand at axes[0]
     new = len(np.broadcast_shapes(*(kept[i].shape for i in axes)))
     target = first if together else 0
-    return result if target == axes[0] or not new else np.moveaxis(
-        result, tuple(range(axes[0], axes[0] + new)), tuple(range(target, target + new))
+    return (
+        result
+        if target == axes[0] or not new
+        else np.moveaxis(result, tuple(range(axes[0], axes[0] + new)), tuple(range(target, target + new)))
     )
 
 
 def _basic(x: Tracer, items: list[Any]) -> Tracer:
     """Slices, integers and new axes."""
     parts: list[slice] = []
-    gone, new = [], []
+    gone: list[int] = []
+    new: list[int] = []
     for place, item in enumerate(items):
         axis = len(parts)
         if item is None:
@@ -126,7 +141,7 @@ def _take(x: Tracer, axes: list[int], arrays: list[Tracer]) -> Tracer:
             _check_bounds(index._known, x.shape[axis], axis)
     rest = [i for i in range(x.ndim) if i not in axes]
     order = [*rest[: axes[0]], *axes, *rest[axes[0] :]]
-    return op("index", np.transpose(x, order), *arrays, axis=axes[0])  # type: ignore[call-overload]
+    return op("index", np.transpose(x, order), *arrays, axis=axes[0])
 
 
 def _check_bounds(index: Any, n: int, axis: int) -> None:
@@ -145,6 +160,9 @@ def setitem(x: Tracer, index: Any, value: Any) -> None:
         return
     items = parse(x.shape, index)
     value = tracer(value, x.dtype)
+    if x.is_known and value.is_known and all(not isinstance(each, Tracer) or each.is_known for each in items):
+        _set_known(x, items, value)
+        return
     if any(isinstance(each, Tracer) for each in items):
         _scatter(x, items, value)
         return
@@ -152,7 +170,9 @@ def setitem(x: Tracer, index: Any, value: Any) -> None:
     for i, (each, n) in enumerate(zip(parts, x.shape, strict=True)):
         if isinstance(each, int) and not -n <= each < n:
             raise IndexError(f"index {each} is out of bounds for axis {i} with size {n}")
-    ranges = tuple(slice(each % n, each % n + 1) if isinstance(each, int) else each for each, n in zip(parts, x.shape, strict=True))
+    ranges = tuple(
+        slice(each % n, each % n + 1) if isinstance(each, int) else each for each, n in zip(parts, x.shape, strict=True)
+    )
     attributes = slice_attributes(ranges, x.shape)
     lengths = attributes["length"]
     target: list[int] = []
@@ -176,14 +196,24 @@ def setitem(x: Tracer, index: Any, value: Any) -> None:
     x.become(broadcast_to(value, x.shape) if whole else op("setitem", x, value, **attributes))
 
 
+def _set_known(x: Tracer, items: list[Any], value: Tracer) -> None:
+    """Everything is known, so the result is."""
+    changed = x._known.copy()
+    changed[tuple(each._known if isinstance(each, Tracer) else each for each in items)] = value._known
+    literals = x.literals.union(value.literals, *(each.literals for each in items if isinstance(each, Tracer)))
+    x.become(Tracer.of(changed, literals))
+
+
 def _scatter(x: Tracer, items: list[Any], value: Tracer) -> None:
     """Assignment through strides and arrays of known integers: every element chooses where it comes from."""
     if x.size > 2**24:
         raise NotTraceable("an assignment through an index array into a large array")
-    known = tuple(each.elements("assignment through an index array") if isinstance(each, Tracer) else each for each in items)
+    known = tuple(
+        each.elements("assignment through an index array") if isinstance(each, Tracer) else each for each in items
+    )
     places = np.arange(x.size).reshape(x.shape)[known]
     value = broadcast_to(value, places.shape) if value.shape != places.shape else value
     sources = np.arange(x.size)
     sources[places] = x.size + np.arange(places.size).reshape(places.shape)
-    both = np.concatenate([casting.reshape(x, (x.size,)), casting.reshape(value, (value.size,))])  # type: ignore[arg-type]
-    x.become(casting.reshape(op("take", both, Tracer.of(sources), axis=0), x.shape))  # type: ignore[arg-type]
+    both = np.concatenate([casting.reshape(x, (x.size,)), casting.reshape(value, (value.size,))])
+    x.become(casting.reshape(op("take", both, Tracer.of(sources), axis=0), x.shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+import numpy
 import scipy.fft
 import scipy.linalg
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
@@ -16,6 +16,9 @@ from goblin_dask.graphs.tracer.casting import astype, tracer
 from goblin_dask.graphs.tracer.dispatch import routed, rule
 from goblin_dask.graphs.tracer.recorder import op, ops
 from goblin_dask.graphs.tracer.reductions import into
+
+np: Any = numpy
+"""NumPy, to be called with tracers, which its annotations do not know."""
 
 
 def _common(*values: Any) -> list[Tracer]:
@@ -41,7 +44,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
 @rule(np.vdot)
 def vdot(a: Any, b: Any) -> Any:
     a, b = _common(a, b)
-    return np.matmul(np.conjugate(np.ravel(a)), np.ravel(b))  # type: ignore[arg-type]
+    return np.matmul(np.conjugate(np.ravel(a)), np.ravel(b))
 
 
 @rule(np.inner)
@@ -54,7 +57,7 @@ def inner(a: Any, b: Any) -> Any:
 
 @rule(np.outer)
 def outer(a: Any, b: Any, out: Any = None) -> Any:
-    return into(out, np.multiply(np.ravel(tracer(a))[:, None], np.ravel(tracer(b))[None, :]))  # type: ignore[arg-type]
+    return into(out, np.multiply(np.ravel(tracer(a))[:, None], np.ravel(tracer(b))[None, :]))
 
 
 @rule(np.tensordot)
@@ -72,12 +75,27 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 
 @rule(np.einsum)
-def einsum(*operands: Any, out: Any = None, optimize: Any = False, dtype: Any = None, order: Any = "K", casting: Any = "safe", **kw: Any) -> Any:
+def einsum(
+    *operands: Any,
+    out: Any = None,
+    optimize: Any = False,
+    dtype: Any = None,
+    order: Any = "K",
+    casting: Any = "safe",
+    **kw: Any,
+) -> Any:
     if kw or not isinstance(operands[0], str):
         raise NotTraceable("np.einsum without a subscript string")
     subscripts, *arrays = operands
     target = np.dtype(dtype) if dtype is not None else np.result_type(*(tracer(each).dtype for each in arrays))
-    return into(out, op("einsum", *(tracer(each, target) for each in arrays), subscripts=_explicit(subscripts, [tracer(e).ndim for e in arrays])))
+    return into(
+        out,
+        op(
+            "einsum",
+            *(tracer(each, target) for each in arrays),
+            subscripts=_explicit(subscripts, [tracer(e).ndim for e in arrays]),
+        ),
+    )
 
 
 def _explicit(subscripts: str, ranks: list[int]) -> str:
@@ -88,7 +106,10 @@ def _explicit(subscripts: str, ranks: list[int]) -> str:
     if len(terms) != len(ranks):
         raise ValueError("more operands provided to einstein sum function than specified in the subscripts string")
     free = [letter for letter in "zyxwvutsrqponmlkjihgfedcbaZYXWVUTSRQPONMLKJIHGFEDCBA" if letter not in text]
-    longest = max((rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True) if "..." in term), default=0)
+    longest = max(
+        (rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True) if "..." in term),
+        default=0,
+    )
     names = "".join(sorted(free[:longest]))
     full = []
     for term, rank in zip(terms, ranks, strict=True):
@@ -157,7 +178,7 @@ def det(a: Any) -> Any:
 def slogdet(a: Any) -> Any:
     a = _inexact(tracer(a))
     _square(a)
-    return np.linalg._linalg.SlogdetResult(*ops("slogdet", a))  # type: ignore[attr-defined]
+    return np.linalg._linalg.SlogdetResult(*ops("slogdet", a))
 
 
 @rule(np.linalg.solve)
@@ -180,7 +201,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "complete", "r"):
         raise NotTraceable(f"np.linalg.qr with mode={mode!r}")
     q, r = ops("qr", a, mode="reduced" if mode == "r" else mode)
-    return r if mode == "r" else np.linalg._linalg.QRResult(q, r)  # type: ignore[attr-defined]
+    return r if mode == "r" else np.linalg._linalg.QRResult(q, r)
 
 
 @rule(np.linalg.svd)
@@ -190,14 +211,14 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: 
     a = _inexact(tracer(a))
     if not compute_uv:
         return op("svdvals", a)
-    return np.linalg._linalg.SVDResult(*ops("svd", a, full_matrices=bool(full_matrices)))  # type: ignore[attr-defined]
+    return np.linalg._linalg.SVDResult(*ops("svd", a, full_matrices=bool(full_matrices)))
 
 
 @rule(np.linalg.eigh)
 def eigh(a: Any, UPLO: str = "L") -> Any:
     a = _inexact(tracer(a))
     _square(a)
-    return np.linalg._linalg.EighResult(*ops("eigh", a, triangle=UPLO.upper()))  # type: ignore[attr-defined]
+    return np.linalg._linalg.EighResult(*ops("eigh", a, triangle=UPLO.upper()))
 
 
 @rule(np.linalg.eigvalsh)
@@ -222,7 +243,13 @@ def _unknown(a: Any, *args: Any, **kwargs: Any) -> Any:
 # --- scipy.linalg -----------------------------------------------------------------------------------------------
 @routed(scipy.linalg.solve_triangular)
 def solve_triangular(
-    a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False, overwrite_b: bool = False, check_finite: bool = True
+    a: Any,
+    b: Any,
+    trans: Any = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
 ) -> Any:
     a, b = (_inexact(each) for each in _common(a, b))
     _square(a)
@@ -231,7 +258,9 @@ def solve_triangular(
 
 
 @routed(scipy.linalg.lu)
-def lu(a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True, p_indices: bool = False) -> Any:
+def lu(
+    a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True, p_indices: bool = False
+) -> Any:
     if permute_l or p_indices:
         raise NotTraceable("scipy.linalg.lu with permute_l= or p_indices=")
     return ops("lu", _inexact(tracer(a)))
@@ -243,14 +272,28 @@ def scipy_cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check
 
 
 @routed(scipy.linalg.qr)
-def scipy_qr(a: Any, overwrite_a: bool = False, lwork: Any = None, mode: str = "full", pivoting: bool = False, check_finite: bool = True) -> Any:
+def scipy_qr(
+    a: Any,
+    overwrite_a: bool = False,
+    lwork: Any = None,
+    mode: str = "full",
+    pivoting: bool = False,
+    check_finite: bool = True,
+) -> Any:
     if pivoting or mode not in ("full", "economic"):
         raise NotTraceable("scipy.linalg.qr with pivoting= or mode=")
     return ops("qr", _inexact(tracer(a)), mode="complete" if mode == "full" else "reduced")
 
 
 @routed(scipy.linalg.svd)
-def scipy_svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, overwrite_a: bool = False, check_finite: bool = True, lapack_driver: str = "gesdd") -> Any:  # noqa: E501
+def scipy_svd(
+    a: Any,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    lapack_driver: str = "gesdd",
+) -> Any:
     result = svd(a, full_matrices, compute_uv)
     return tuple(result) if compute_uv else result
 
@@ -271,10 +314,12 @@ def _along(name: str) -> Any:
     return recorded
 
 
-def _over(name: str, operator: str, default: Any) -> Any:
+def _over(name: str, operator: str, default: Any, exact: bool) -> Any:
     def recorded(a: Any, s: Any = None, axes: Any = default, norm: Any = None, *args: Any, **kwargs: Any) -> Any:
         _plain(name, args, kwargs)
         a = tracer(a)
+        if exact and a.dtype in (np.float16, np.float32, np.complex64):
+            raise NotTraceable(f"scipy.fft.{name} in single precision, which NumPy rounds otherwise")
         if axes is None:
             axes = range(a.ndim) if s is None else range(a.ndim - len(s), a.ndim)
         axes = normalize_axis_tuple(tuple(axes), a.ndim)
@@ -290,5 +335,5 @@ for _module, _register in ((np.fft, rule), (scipy.fft, routed)):
     for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
         _register(getattr(_module, _name))(_along(_name))
     for _name in ("fft", "ifft", "rfft", "irfft"):
-        _register(getattr(_module, _name + "2"))(_over(_name + "2", _name + "n", (-2, -1)))
-        _register(getattr(_module, _name + "n"))(_over(_name + "n", _name + "n", None))
+        _register(getattr(_module, _name + "2"))(_over(_name + "2", _name + "n", (-2, -1), _module is scipy.fft))
+        _register(getattr(_module, _name + "n"))(_over(_name + "n", _name + "n", None, _module is scipy.fft))

@@ -52,7 +52,11 @@ rule(np.argpartition)(_partial_ordering("argpartition"))
 def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
     if sorter is not None:
         raise NotTraceable("np.searchsorted with sorter=")
-    dtype = np.result_type(tracer(a).dtype, tracer(v).dtype) if not isinstance(v, (int, float)) else casting.result_type(a, v)
+    dtype = (
+        np.result_type(tracer(a).dtype, tracer(v).dtype)
+        if not isinstance(v, (int, float))
+        else casting.result_type(a, v)
+    )
     return op("searchsorted", tracer(a, dtype), tracer(v, dtype), side=side)
 
 
@@ -90,7 +94,9 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
 
 
 @rule(np.isin)
-def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None) -> Any:
+def isin(
+    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None
+) -> Any:
     return op("isin", tracer(element), tracer(test_elements), invert=bool(invert))
 
 

@@ -27,7 +27,8 @@ from goblin_dask.errors import NotTraceable
 STAND_INS: dict[int, Any] = {}
 """By the identity of the original; filled by `stand_in`."""
 _ORIGINALS: list[Any] = []
-_MODULES = ("numpy", "scipy")
+_MODULES = frozenset({"numpy", "scipy"})
+_RANDOM = frozenset({"numpy.random", "random", "secrets", "uuid"})
 
 
 def stand_in(*originals: Any) -> Callable[[Any], Any]:
@@ -83,13 +84,13 @@ class Rebinding:
     def _route(self, value: Any) -> Any:
         kind = type(value)
         if kind is types.FunctionType:
-            return self._function(value)
+            return self._library(value) if _is_numpy_function(value) else self._function(value)
         if kind is np.ndarray:
             return self.wrap_array(value)
-        if kind is types.ModuleType and value.__name__.partition(".")[0] in _MODULES:
-            if value.__name__ == "numpy.random":
+        if kind is types.ModuleType:
+            if value.__name__ in _RANDOM:
                 return _Random()
-            return _Module(value, self)
+            return _Module(value, self) if value.__name__.partition(".")[0] in _MODULES else value
         if kind is functools.partial:
             return functools.partial(
                 self(value.func), *map(self, value.args), **{name: self(each) for name, each in value.keywords.items()}
@@ -117,9 +118,8 @@ class Rebinding:
 
     def _function(self, function: types.FunctionType) -> Any:
         root = (function.__module__ or "").partition(".")[0]
-        if root in sys.stdlib_module_names or root == "goblin_dask":
-            if root != "__main__":
-                return function
+        if (root in sys.stdlib_module_names and root != "__main__") or root == "goblin_dask":
+            return function
         code = function.__code__
         if code.co_flags & 0x2A0:  # generators and coroutines run later, perhaps outside of the recording
             return function
@@ -149,6 +149,25 @@ class Rebinding:
         made.__qualname__ = function.__qualname__
         made.__module__ = function.__module__
         return made
+
+    def _library(self, function: types.FunctionType) -> Any:
+        """A function that NumPy wrote in Python: its own text only where there are tracers.
+
+        Some make their result by writing into views of it, which a recording cannot follow.
+        """
+        plain, rebound = self._numpy(function), self._function(function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (rebound if self._has_tracer((args, kwargs)) else plain)(*args, **kwargs)
+
+        return functools.update_wrapper(call, function, updated=())
+
+    def _has_tracer(self, value: Any) -> bool:
+        if isinstance(value, (list, tuple)):
+            return any(map(self._has_tracer, value))
+        if isinstance(value, dict):
+            return any(map(self._has_tracer, value.values()))
+        return self.is_tracer(value)
 
     def _numpy(self, function: Any) -> Any:
         """A NumPy function: with tracers it dispatches to them; without, what it returns is known."""

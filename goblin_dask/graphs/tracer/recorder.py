@@ -15,6 +15,10 @@ from goblin_dask.messages import ArraySpec
 
 if TYPE_CHECKING:
     from goblin_dask.graphs.tracer.array import Tracer
+    from goblin_dask.graphs.tracer.rebind import Rebinding
+
+LONGEST = 10_000
+"""Operators in a recording: a function that applies more loops in Python, and its program would be slower than it."""
 
 _active: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
@@ -22,12 +26,15 @@ _active: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 class Recorder:
     """State of one recording."""
 
-    def __init__(self) -> None:
+    def __init__(self, rebind: Rebinding) -> None:
+        self.rebind = rebind
         self.builder = Builder()
         self.slots: list[tuple[str, Any]] = []
         """Of each declared input: ``("operand", number)``, ``("literal", number)`` or ``("found", array)``."""
         self.baked: set[int] = set()
         """Literals whose values the recording looked at: the program holds for these values alone."""
+        self.length = 0
+        """Operators recorded so far."""
         self._found: dict[int, tuple[Any, int]] = {}
         self._literals: dict[int, int] = {}
 
@@ -93,9 +100,9 @@ def current() -> Recorder:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
+def recording(rebind: Rebinding) -> Iterator[Recorder]:
     """Record what happens to tracers."""
-    recorder = Recorder()
+    recorder = Recorder(rebind)
     token = _active.set(recorder)
     try:
         yield recorder
@@ -119,6 +126,9 @@ def ops(name: str, *operands: Tracer, **attributes: Any) -> tuple[Tracer, ...]:
     from goblin_dask.graphs.tracer.array import Tracer
 
     recorder = current()
+    recorder.length += 1
+    if recorder.length > LONGEST:
+        raise NotTraceable(f"the function applies more than {LONGEST} operators")
     try:
         values = recorder.builder.add(name, [operand.value for operand in operands], **attributes)
     except InputError as error:

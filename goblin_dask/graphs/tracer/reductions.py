@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
+import numpy
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from goblin_dask.errors import NotTraceable
@@ -15,7 +15,10 @@ from goblin_dask.graphs.tracer.casting import astype, tracer
 from goblin_dask.graphs.tracer.dispatch import rule
 from goblin_dask.graphs.tracer.recorder import op
 
-NONE = np._NoValue  # type: ignore[attr-defined]
+np: Any = numpy
+"""NumPy, to be called with tracers, which its annotations do not know."""
+
+NONE = np._NoValue
 IDENTITY = {"sum": 0, "prod": 1, "all": True, "any": False}
 
 
@@ -25,7 +28,14 @@ def axes_of(a: Tracer, axis: Any) -> tuple[int, ...]:
 
 
 def reduce(
-    name: str, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True
+    name: str,
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = NONE,
+    where: Any = True,
 ) -> Any:
     """One reduction of the catalogue with all that NumPy's reductions take."""
     a = tracer(a)
@@ -33,8 +43,10 @@ def reduce(
     axes = axes_of(a, axis)
     if where is not True and where is not NONE:
         if name in ("max", "min") and initial is NONE:
-            raise ValueError(f"reduction operation {name!r} does not have an identity, so to use a where mask specify 'initial'")
-        a = np.where(where, a, initial if name in ("max", "min") else IDENTITY[name])  # type: ignore[assignment]
+            raise ValueError(
+                f"reduction operation {name!r} does not have an identity, so to use a where mask specify 'initial'"
+            )
+        a = np.where(where, a, initial if name in ("max", "min") else IDENTITY[name])
     if name in ("max", "min") and initial in (NONE, None) and 0 in (a.shape[i] for i in axes):
         raise ValueError(f"zero-size array to reduction operation {name} which has no identity")
     result: Tracer
@@ -50,7 +62,14 @@ def reduce(
         if dtype is not None:
             result = astype(result, dtype)
     if initial is not NONE and initial is not None and initial is not IDENTITY.get(name):
-        combine: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "all": np.logical_and, "any": np.logical_or}
+        combine: dict[str, Any] = {
+            "sum": np.add,
+            "prod": np.multiply,
+            "max": np.maximum,
+            "min": np.minimum,
+            "all": np.logical_and,
+            "any": np.logical_or,
+        }
         result = astype(combine[name](result, initial), result.dtype)
     return into(out, result)
 
@@ -69,29 +88,40 @@ def into(out: Any, result: Tracer) -> Tracer:
     return out
 
 
-def _accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.add.reduce(np.zeros((1,), dtype)).dtype  # type: ignore[no-any-return]
+def _accumulator(dtype: numpy.dtype[Any]) -> numpy.dtype[Any]:
+    wide: numpy.dtype[Any] = np.add.reduce(np.zeros((1,), dtype)).dtype
+    return wide
 
 
 def accumulate(name: str, a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
     """Running sums and products."""
     a = tracer(a)
     if axis is None:
-        a, axis = np.ravel(a), 0  # type: ignore[assignment, arg-type]
+        a, axis = np.ravel(a), 0
     axis = normalize_axis_index(axis, a.ndim)
     target = np.dtype(dtype) if dtype is not None else _accumulator(a.dtype)
     return into(out, op(name, a, axis=axis, dtype=target.name))
 
 
 def _reduction(name: str) -> Any:
-    def recorded(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True) -> Any:
+    def recorded(
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        keepdims: Any = False,
+        initial: Any = NONE,
+        where: Any = True,
+    ) -> Any:
         return reduce(name, a, axis, dtype, out, keepdims, initial, where)
 
     return recorded
 
 
 def _extreme(name: str) -> Any:
-    def recorded(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True) -> Any:
+    def recorded(
+        a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True
+    ) -> Any:
         return reduce(name, a, axis, None, out, keepdims, initial, where)
 
     return recorded
@@ -142,12 +172,14 @@ def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     return reduce("sum", astype(tracer(a), bool), axis, np.intp, keepdims=keepdims)
 
 
-def _floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _floating(dtype: numpy.dtype[Any]) -> numpy.dtype[Any]:
     return dtype if dtype.kind in "fc" else np.dtype(np.float64)
 
 
 @rule(np.mean)
-def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
+def mean(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
+) -> Any:
     a = tracer(a)
     target = np.dtype(dtype) if dtype is not None else _floating(a.dtype)
     working = np.dtype(np.float32) if dtype is None and a.dtype == np.float16 else target
@@ -156,7 +188,7 @@ def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
     else:
         count = reduce("sum", casting.broadcast_to(tracer(where, bool), a.shape), axis, np.intp, keepdims=keepdims)
     total = reduce("sum", a, axis, working, keepdims=keepdims, where=where)
-    return into(out, astype(np.true_divide(total, count), target if out is None or out is NONE else target))
+    return into(out, astype(np.true_divide(total, count), target))
 
 
 @rule(np.var)
@@ -173,7 +205,11 @@ def var(
     count = math.prod(a.shape[i] for i in axes_of(a, axis))
     centre = np.true_divide(reduce("sum", a, axis, working, keepdims=True), count) if mean is NONE else mean
     deviation = np.subtract(a, centre)
-    squares = np.multiply(deviation, deviation) if deviation.dtype.kind != "c" else np.square(np.real(deviation)) + np.square(np.imag(deviation))
+    squares = (
+        np.multiply(deviation, deviation)
+        if deviation.dtype.kind != "c"
+        else np.square(np.real(deviation)) + np.square(np.imag(deviation))
+    )
     if target.kind == "c":
         target = np.zeros((), target).real.dtype
         working = target
@@ -188,21 +224,39 @@ def std(a: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
 
 # --- skipping NaN -----------------------------------------------------------------------------------------------
 def _filled(a: Tracer, value: Any) -> Tracer:
-    return np.where(np.isnan(a), a.dtype.type(value), a) if a.dtype.kind in "fc" else a  # type: ignore[return-value, call-overload]
+    return np.where(np.isnan(a), a.dtype.type(value), a) if a.dtype.kind in "fc" else a
 
 
 @rule(np.nansum)
-def nansum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True) -> Any:
+def nansum(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = NONE,
+    where: Any = True,
+) -> Any:
     return reduce("sum", _filled(tracer(a), 0), axis, dtype, out, keepdims, initial, where)
 
 
 @rule(np.nanprod)
-def nanprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True) -> Any:
+def nanprod(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = NONE,
+    where: Any = True,
+) -> Any:
     return reduce("prod", _filled(tracer(a), 1), axis, dtype, out, keepdims, initial, where)
 
 
 def _nan_extreme(name: str, fill: float) -> Any:
-    def recorded(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True) -> Any:
+    def recorded(
+        a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = NONE, where: Any = True
+    ) -> Any:
         a = tracer(a)
         if a.dtype.kind == "c":
             raise NotTraceable(f"np.nan{name} of complex numbers")
@@ -224,7 +278,9 @@ rule(np.nanmin)(_nan_extreme("min", np.inf))
 
 
 @rule(np.nanmean)
-def nanmean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
+def nanmean(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
+) -> Any:
     a = tracer(a)
     if a.dtype.kind not in "fc" or (where is not True and where is not NONE):
         return mean(a, axis, dtype, out, keepdims, where=where)
@@ -234,7 +290,9 @@ def nanmean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdi
 
 
 @rule(np.nanvar)
-def nanvar(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = False, **kwargs: Any) -> Any:
+def nanvar(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = False, **kwargs: Any
+) -> Any:
     a = tracer(a)
     if a.dtype.kind not in "f" or kwargs.get("where", True) is not True:
         raise NotTraceable("np.nanvar of other than real floating-point numbers")
@@ -290,7 +348,9 @@ def _statistic(name: str, a: Any, axis: Any, out: Any, keepdims: Any, *q: Tracer
 
 
 def _median(name: str) -> Any:
-    def recorded(a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False) -> Any:
+    def recorded(
+        a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False
+    ) -> Any:
         return _statistic(name, a, axis, out, keepdims)
 
     return recorded
@@ -303,9 +363,11 @@ def _quantile(name: str, scale: int) -> Any:
     ) -> Any:  # fmt: skip
         if method not in METHODS or any(value is not None for value in kwargs.values()):
             raise NotTraceable(f"np.{name} with method={method!r} or weights=")
-        q = q if isinstance(q, Tracer) else Tracer.of(np.asarray(q))
+        kind = tracer(a).dtype
+        if not isinstance(q, Tracer):
+            weak = type(q) in (int, float) and kind.kind == "f"
+            q = Tracer.of(np.asarray(q, kind if weak else None))
         if scale > 1:
-            kind = tracer(a).dtype
             q = np.true_divide(q, kind.type(scale) if kind.kind == "f" else scale)
         return _statistic(name, a, axis, out, keepdims, q, method=method)
 

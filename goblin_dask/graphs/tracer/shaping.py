@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
+import numpy
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from goblin_dask.errors import NotTraceable
@@ -16,10 +16,15 @@ from goblin_dask.graphs.tracer.dispatch import known, rule
 from goblin_dask.graphs.tracer.rebind import stand_in
 from goblin_dask.graphs.tracer.recorder import op
 
+np: Any = numpy
+"""NumPy, to be called with tracers, which its annotations do not know."""
+
 
 # --- making -----------------------------------------------------------------------------------------------------
 @stand_in(np.asarray, np.asanyarray, np.ascontiguousarray, np.asfortranarray, np.asarray_chkfinite)
-def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, device: Any = None, like: Any = None) -> Any:
+def asarray(
+    a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, device: Any = None, like: Any = None
+) -> Any:
     """`numpy.asarray`, which leaves tracers what they are."""
     if isinstance(a, Tracer):
         return a if dtype is None else astype(a, dtype)
@@ -32,7 +37,15 @@ def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, d
 
 @stand_in(np.array)
 def array(
-    a: Any, dtype: Any = None, *, copy: Any = True, order: Any = "K", subok: bool = False, ndmin: int = 0, ndmax: int = 0, like: Any = None
+    a: Any,
+    dtype: Any = None,
+    *,
+    copy: Any = True,
+    order: Any = "K",
+    subok: bool = False,
+    ndmin: int = 0,
+    ndmax: int = 0,
+    like: Any = None,
 ) -> Any:
     """`numpy.array`."""
     result = asarray(a, dtype)
@@ -53,25 +66,36 @@ def _array_like(a: Any, *args: Any, **kwargs: Any) -> Any:
     return array(a, *args, **kwargs)
 
 
-def _shape(prototype: Tracer, shape: Any) -> tuple[int, ...]:
+def _shape(prototype: Any, shape: Any) -> tuple[int, ...]:
     if shape is None:
-        return prototype.shape
-    return (int(shape),) if np.ndim(shape) == 0 else tuple(map(int, shape))
+        return tuple(prototype.shape)
+    return (int(shape),) if not isinstance(shape, (tuple, list)) and np.ndim(shape) == 0 else tuple(map(int, shape))
 
 
 @rule(np.zeros_like, np.empty_like)
-def zeros_like(a: Any, dtype: Any = None, order: Any = "K", subok: bool = True, shape: Any = None, *, device: Any = None) -> Any:
+def zeros_like(
+    a: Any, dtype: Any = None, order: Any = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Any:
     return full_like(a, 0, dtype, shape=shape)
 
 
 @rule(np.ones_like)
-def ones_like(a: Any, dtype: Any = None, order: Any = "K", subok: bool = True, shape: Any = None, *, device: Any = None) -> Any:
+def ones_like(
+    a: Any, dtype: Any = None, order: Any = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Any:
     return full_like(a, 1, dtype, shape=shape)
 
 
 @rule(np.full_like)
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, order: Any = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+    a: Any,
+    fill_value: Any,
+    dtype: Any = None,
+    order: Any = "K",
+    subok: bool = True,
+    shape: Any = None,
+    *,
+    device: Any = None,
 ) -> Any:
     a = tracer(a)
     dtype = np.dtype(a.dtype if dtype is None else dtype)
@@ -84,9 +108,12 @@ def full_like(
 
 
 for _creation in (np.zeros, np.ones, np.empty):
-    def _filled(shape: Any, dtype: Any = float, order: Any = "C", *, device: Any = None, like: Any = None, _f: Any = _creation) -> Any:
+
+    def _filled(
+        shape: Any, dtype: Any = float, order: Any = "C", *, device: Any = None, like: Any = None, _f: Any = _creation
+    ) -> Any:
         fill = np.ones if _f is np.ones else np.zeros
-        return known(np.broadcast_to(fill((), dtype), _shape(None, shape)))  # type: ignore[arg-type]
+        return known(np.broadcast_to(fill((), dtype), _shape(None, shape)))
 
     stand_in(_creation)(_filled)
     rule(_creation)(_filled)
@@ -116,7 +143,7 @@ def _astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> 
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
     if not isinstance(dst, Tracer):
         raise NotTraceable("values are copied into an array that is none of the operands")
-    if type(src) not in (int, float, complex) and not np.can_cast(tracer(src).dtype, dst.dtype, casting=casting):  # type: ignore[arg-type]
+    if type(src) not in (int, float, complex) and not np.can_cast(tracer(src).dtype, dst.dtype, casting=casting):
         raise TypeError(f"Cannot cast array data from {tracer(src).dtype} to {dst.dtype} according to {casting!r}")
     source = tracer(src, dst.dtype)
     dst.become(source if where is True else op("where", tracer(where, bool), source, dst))
@@ -219,7 +246,9 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
 
 
 @rule(np.concatenate, np.concat)
-def concatenate(arrays: Any, /, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def concatenate(
+    arrays: Any, /, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
     parts = [tracer(each) for each in arrays]
     if out is not None:
         raise NotTraceable("np.concatenate with out=")
@@ -233,7 +262,9 @@ def concatenate(arrays: Any, /, axis: Any = 0, out: Any = None, *, dtype: Any = 
         if each.ndim != ndim or any(
             a != b for i, (a, b) in enumerate(zip(each.shape, parts[0].shape, strict=True)) if i != axis
         ):
-            raise ValueError(f"all the input array dimensions except for axis {axis} must match: {[p.shape for p in parts]}")
+            raise ValueError(
+                f"all the input array dimensions except for axis {axis} must match: {[p.shape for p in parts]}"
+            )
     target = np.dtype(dtype) if dtype is not None else np.result_type(*(each.dtype for each in parts))
     parts = [astype(each, target) for each in parts]
     return parts[0].copy() if len(parts) == 1 else op("concat", *parts, axis=axis)
@@ -244,7 +275,9 @@ def stack(arrays: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, cas
     parts = [tracer(each) for each in arrays]
     if len({each.shape for each in parts}) != 1:
         raise ValueError("all input arrays must have the same shape")
-    return concatenate([expand_dims(each, axis) for each in parts], normalize_axis_index(axis, parts[0].ndim + 1), out, dtype=dtype)
+    return concatenate(
+        [expand_dims(each, axis) for each in parts], normalize_axis_index(axis, parts[0].ndim + 1), out, dtype=dtype
+    )
 
 
 @rule(np.where)
@@ -284,6 +317,20 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     return a
 
 
+@rule(np.pad)
+def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    a = tracer(array)
+    value = kwargs.pop("constant_values", 0)
+    modes = ("constant", "edge", "reflect", "symmetric", "wrap")
+    if mode not in modes or np.ndim(value) or kwargs.pop("reflect_type", "even") != "even" or kwargs:
+        raise NotTraceable(f"np.pad with mode={mode!r} and more")
+    pairs = np.broadcast_to(np.asarray(pad_width), (a.ndim, 2)).astype(int)
+    if (pairs < 0).any():
+        raise ValueError("index can't contain negative values")
+    filling = [tracer(value, a.dtype)] if mode == "constant" else []
+    return op("pad", a, *filling, width=tuple(pairs.ravel().tolist()), mode=mode)
+
+
 @rule(np.diagonal)
 def diagonal(a: Any, offset: int = 0, axis1: int | None = None, axis2: int | None = None) -> Any:
     a = tracer(a)
@@ -318,9 +365,28 @@ def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
     index = tracer(indices)
     if index.dtype.kind not in "iu":
         raise TypeError(f"Cannot cast array data from {index.dtype!r} to dtype('int64') according to the rule 'safe'")
-    return a[(*(slice(None),) * axis, index if index.ndim else index[None])] if index.ndim else squeeze(
-        a[(*(slice(None),) * axis, index[None])], axis
+    return (
+        a[(*(slice(None),) * axis, index if index.ndim else index[None])]
+        if index.ndim
+        else squeeze(a[(*(slice(None),) * axis, index[None])], axis)
     )
+
+
+@rule(np.lib.stride_tricks.sliding_window_view)
+def sliding_window_view(
+    x: Any, window_shape: Any, axis: Any = None, *, subok: bool = False, writeable: bool = False
+) -> Any:
+    x = tracer(x)
+    sizes = (int(window_shape),) if np.ndim(window_shape) == 0 else tuple(map(int, window_shape))
+    axes = tuple(range(x.ndim)) if axis is None else normalize_axis_tuple(axis, x.ndim, allow_duplicate=True)
+    if len(sizes) != len(axes):
+        raise ValueError(f"a window of shape {sizes} over the axes {axes}")
+    for n, i in zip(sizes, axes, strict=True):
+        if not 0 <= n <= x.shape[i]:
+            raise ValueError("window shape cannot be larger than input array shape")
+        places = np.arange(x.shape[i] - n + 1)[:, None] + np.arange(n)
+        x = np.moveaxis(op("take", x, known(places), axis=i), i + 1, -1)
+    return x
 
 
 @rule(np.take_along_axis)
@@ -330,7 +396,8 @@ def take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Any:
         arr, axis = ravel(arr), 0
     axis = normalize_axis_index(axis, arr.ndim)
     target = np.broadcast_shapes(
-        tuple(1 if i == axis else n for i, n in enumerate(arr.shape)), tuple(1 if i == axis else n for i, n in enumerate(indices.shape))
+        tuple(1 if i == axis else n for i, n in enumerate(arr.shape)),
+        tuple(1 if i == axis else n for i, n in enumerate(indices.shape)),
     )
     arr = broadcast_to(arr, tuple(arr.shape[i] if i == axis else n for i, n in enumerate(target)))
     indices = broadcast_to(indices, tuple(indices.shape[i] if i == axis else n for i, n in enumerate(target)))
@@ -367,7 +434,7 @@ def result_type(*values: Any) -> Any:
 @rule(np.can_cast)
 def can_cast(from_: Any, to: Any, casting: str = "safe") -> Any:
     to = to.dtype if isinstance(to, Tracer) else to
-    return np.can_cast(from_.dtype if isinstance(from_, Tracer) else from_, to, casting=casting)  # type: ignore[call-overload]
+    return np.can_cast(from_.dtype if isinstance(from_, Tracer) else from_, to, casting=casting)
 
 
 @rule(np.may_share_memory, np.shares_memory)
@@ -395,8 +462,17 @@ def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
 
 
 @rule(np.clip)
-def clip(a: Any, a_min: Any = np._NoValue, a_max: Any = np._NoValue, out: Any = None, *, min: Any = np._NoValue, max: Any = np._NoValue, **kwargs: Any) -> Any:  # type: ignore[attr-defined] # noqa: E501
-    low, high = (next((b for b in pair if b is not np._NoValue), None) for pair in ((a_min, min), (a_max, max)))  # type: ignore[attr-defined]
+def clip(
+    a: Any,
+    a_min: Any = np._NoValue,
+    a_max: Any = np._NoValue,
+    out: Any = None,
+    *,
+    min: Any = np._NoValue,
+    max: Any = np._NoValue,
+    **kwargs: Any,
+) -> Any:
+    low, high = (next((b for b in pair if b is not np._NoValue), None) for pair in ((a_min, min), (a_max, max)))
     a = tracer(a)
     for bound in (low, high):
         if type(bound) is int and a.dtype.kind in "iu" and not np.iinfo(a.dtype).min <= bound <= np.iinfo(a.dtype).max:

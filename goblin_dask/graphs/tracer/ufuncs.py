@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+import numpy
 import scipy.special
 
 from goblin_dask.errors import NotTraceable
@@ -14,6 +14,9 @@ from goblin_dask.graphs.tracer import reductions
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import PYTHON_SCALARS, astype, broadcast_to, is_real_tracer, tracer
 from goblin_dask.graphs.tracer.recorder import op, ops
+
+np: Any = numpy
+"""NumPy, to be called with tracers, which its annotations do not know."""
 
 SPECIAL = {
     scipy.special.psi: "digamma",
@@ -35,7 +38,7 @@ REDUCE = {
 ACCUMULATE = {np.add: "cumulative_sum", np.multiply: "cumulative_prod"}
 
 
-def apply(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply(ufunc: numpy.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``__array_ufunc__``."""
     out = kwargs.pop("out", None)
     if out is not None and all(each is None for each in out):
@@ -65,7 +68,7 @@ def apply(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[st
     return _into(target, result, "same_kind")
 
 
-def _fold(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fold(ufunc: numpy.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """All operands are known: so is the result."""
     literals: frozenset[int] = frozenset().union(*(each.literals for each in inputs if isinstance(each, Tracer)))
     values = [_scalar(each._known) if isinstance(each, Tracer) else each for each in inputs]
@@ -80,7 +83,7 @@ def _scalar(array: Any) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], out: tuple[Any, ...] | None, kwargs: dict[str, Any]) -> Any:
+def _call(ufunc: numpy.ufunc, inputs: tuple[Any, ...], out: tuple[Any, ...] | None, kwargs: dict[str, Any]) -> Any:
     where = kwargs.pop("where", True)
     casting = kwargs.pop("casting", "same_kind")
     kwargs.pop("subok", None)
@@ -105,34 +108,39 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], out: tuple[Any, ...] | None,
 def _into(target: Tracer | None, result: Tracer, casting: str) -> Tracer:
     if target is None:
         return result
-    if not np.can_cast(result.dtype, target.dtype, casting=casting):  # type: ignore[arg-type]
-        raise np._core._exceptions._UFuncOutputCastingError(np.add, casting, result.dtype, target.dtype, 0)  # type: ignore[attr-defined]
+    if not np.can_cast(result.dtype, target.dtype, casting=casting):
+        raise np._core._exceptions._UFuncOutputCastingError(np.add, casting, result.dtype, target.dtype, 0)
     if result.shape != target.shape and np.broadcast_shapes(result.shape, target.shape) != target.shape:
         raise ValueError(f"non-broadcastable output operand with shape {target.shape}")
     target.become(result)
     return target
 
 
-def resolve(ufunc: np.ufunc, operands: tuple[Any, ...], casting: str, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def resolve(ufunc: Any, operands: tuple[Any, ...], casting: str, kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Dtypes of the loop that NumPy would run; Python scalars count weakly (NEP 50)."""
     dtype = kwargs.pop("dtype", None)
     signature = kwargs.pop("signature", kwargs.pop("sig", None))
     if dtype is not None:
         signature = (None,) * ufunc.nin + (np.dtype(dtype),) * ufunc.nout
     kinds = tuple(
-        type(each) if type(each) in (int, float, complex) else each.dtype if hasattr(each, "dtype") else tracer(each).dtype
+        type(each)
+        if type(each) in (int, float, complex)
+        else each.dtype
+        if hasattr(each, "dtype")
+        else tracer(each).dtype
         for each in operands
     )
-    return ufunc.resolve_dtypes(  # type: ignore[attr-defined, no-any-return]
-        (*kinds, *(None,) * ufunc.nout), casting=casting, **({} if signature is None else {"signature": signature})
-    )
+    given = {} if signature is None else {"signature": signature}
+    return tuple(ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, **given))
 
 
-def _elementwise(ufunc: np.ufunc, inputs: tuple[Any, ...], casting: str, kwargs: dict[str, Any]) -> Any:
+def _elementwise(ufunc: numpy.ufunc, inputs: tuple[Any, ...], casting: str, kwargs: dict[str, Any]) -> Any:
     name = UFUNCS.get(ufunc) or SPECIAL.get(ufunc)
     if name is None or name not in CATALOGUE:
         raise NotTraceable(f"{ufunc.__name__} is not in the catalogue")
-    operands = tuple(each if isinstance(each, (Tracer, *PYTHON_SCALARS, np.generic)) else tracer(each) for each in inputs)
+    operands = tuple(
+        each if isinstance(each, (Tracer, *PYTHON_SCALARS, np.generic)) else tracer(each) for each in inputs
+    )
     if ufunc in COMPARISONS:
         outside = _outside(ufunc, operands)
         if outside is not None:
@@ -145,7 +153,7 @@ def _elementwise(ufunc: np.ufunc, inputs: tuple[Any, ...], casting: str, kwargs:
     return results if ufunc.nout > 1 else results[0]
 
 
-def _outside(ufunc: np.ufunc, operands: tuple[Any, ...]) -> Tracer | None:
+def _outside(ufunc: numpy.ufunc, operands: tuple[Any, ...]) -> Tracer | None:
     """Comparisons with Python integers beyond the dtype's bounds have an answer; nothing else has."""
     for i, each in enumerate(operands):
         other = operands[1 - i]
