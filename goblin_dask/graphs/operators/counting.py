@@ -54,7 +54,8 @@ def _bincount(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Ar
     length, array = attributes["length"], indices(operands[0])
     if array.size and int(xp.max(array)) >= length:
         raise InputError(f"the value {int(xp.max(array))} does not fit into {length} bins")
-    return (xp.bincount(array, operands[1] if len(operands) == 2 else None, minlength=length),)
+    counts = xp.bincount(array, operands[1] if len(operands) == 2 else None, minlength=length)
+    return (counts.astype("float64") if len(operands) == 2 and not array.size else counts,)
 
 
 def _infer_histogram(specs: Specs, attributes: Any) -> Specs:

@@ -98,6 +98,8 @@ def _infer_square(specs: Specs, attributes: Any) -> Specs:
 def _infer_lu(specs: Specs, attributes: Any) -> Specs:
     _, rows, columns = _matrix(specs[0])
     check_count("the operand's shape", len(specs[0].shape), 2)
+    if not rows or not columns:
+        raise InputError("an empty matrix has no factors")
     dtype, inner = probe(_lu_dtype, specs[0].dtype)[0], min(rows, columns)
     real = _real_of(dtype)
     return ArraySpec((rows, rows), real), ArraySpec((rows, inner), dtype), ArraySpec((inner, columns), dtype)
@@ -274,6 +276,12 @@ def _lu(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, .
     return tuple(c_order(xp, part) for part in parts)
 
 
+def _pinv(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
+    result = c_order(xp, xp.linalg.pinv(operands[0]))
+    # An empty matrix comes back in its own dtype.
+    return (result if result.size else result.astype(probe(_inverse, operands[0].dtype.name)[0]),)
+
+
 def _power(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
     return (xp.array(xp.linalg.matrix_power(operands[0], attributes["n"]), order="C"),)
 
@@ -426,7 +434,7 @@ OPERATORS: tuple[Operator, ...] = (
         4 / 3,
         attributes={"triangle": Choice("L", ("L", "U"))},
     ),
-    _op("pinv", "Pseudo-inverse.", _infer_pinv, _of_numpy("pinv"), _examples(*ANY), 16),
+    _op("pinv", "Pseudo-inverse.", _infer_pinv, _pinv, _examples(*ANY), 16),
     _op(
         "matrix_power",
         "Integer power of a square matrix.",
