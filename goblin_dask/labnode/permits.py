@@ -11,10 +11,11 @@ from goblin_dask.digest import is_digest
 from goblin_dask.errors import BlobMissing, Refused
 from goblin_dask.messages import BlobRef, SubmitTask
 from goblin_dask.store import chunks, grants
-from goblin_dask.store.blobs import BlobStore, Upload
+from goblin_dask.store.blobs import BlobStore
 from goblin_dask.store.buffers import nbytes
 from goblin_dask.store.grants import Grant
 from goblin_dask.store.refs import ChunkRef
+from goblin_dask.store.upload import Upload
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from blake3 import blake3
 
 from goblin_dask.digest import Digest
 from goblin_dask.errors import BlobMissing, ConnectionLost, DigestMismatch, InputError, Refused, StoreError
-from goblin_dask.store.blobs import Upload
 from goblin_dask.store.descriptors import map_file
+from goblin_dask.store.upload import Upload
 
 PIECE = 1 << 20
 """Bytes taken from a socket at a time; large enough to hash without the GIL."""

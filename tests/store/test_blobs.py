@@ -13,7 +13,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 from goblin_dask.digest import digest
 from goblin_dask.errors import BlobMissing, DigestMismatch, StoreError, StoreFull
 from goblin_dask.messages import INLINE_LIMIT, ArraySpec
-from goblin_dask.store import blobs as blobs_module
+from goblin_dask.store import upload as upload_module
 from goblin_dask.store.blobs import BlobStore
 from goblin_dask.store.buffers import array_of, buffer_of, spec_of
 from goblin_dask.store.chunks import load_array, store_array
@@ -164,7 +164,7 @@ def test_a_full_disk_is_said_in_a_sentence(blobs, monkeypatch):
     def full(fd, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(blobs_module, "write_all", full)
+    monkeypatch.setattr(upload_module, "write_all", full)
     with pytest.raises(StoreFull, match=r"is full \(No space left on device\): free some space"):
         blobs.put(b"x" * 1000)
     assert list((blobs.path / "staging").iterdir()) == []
