@@ -12,12 +12,13 @@ import numpy as np
 from goblin_dask.errors import NotTraceable
 from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, is_constant, map_tree
 from goblin_dask.graphs.program import Program
-from goblin_dask.graphs.tracer import dispatch, linear, ordering, shaping
+from goblin_dask.graphs.tracer import dispatch, linear, making, ordering, shaping
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.recorder import recording
 from goblin_dask.messages import ArraySpec
 
-_RULES = (linear, ordering, shaping)
+_RULES = (linear, making, ordering, shaping)
+"""Imported for the rules that they register."""
 
 
 Route = Callable[[Any], Any]

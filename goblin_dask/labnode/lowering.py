@@ -9,6 +9,7 @@ and the plan says why. Nothing that cannot be recorded is ever an error.
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 from collections import Counter
@@ -17,7 +18,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from goblin_dask.errors import InputError
-from goblin_dask.graphs.capture.dask_internals import Alias, DataNode, GraphNode, Request, Task, TaskRef
+from goblin_dask.graphs.capture.dask_internals import (
+    Alias,
+    DataNode,
+    GraphNode,
+    Request,
+    Task,
+    TaskRef,
+    declared_blocks,
+)
 from goblin_dask.graphs.capture.pytree import flatten, is_array, unflatten
 from goblin_dask.graphs.capture.templates import Template, Templates
 from goblin_dask.labnode import sources
@@ -249,6 +258,26 @@ def pick(tree: Any, operands: tuple[Operand, ...], keys: tuple[Key, ...], *value
 def arrays_of(value: Any) -> list[Any]:
     """Arrays of a tree in the order in which `Operand.leaf` counts them; references to arrays count as arrays."""
     return flatten(value, lambda each: is_array(each) or hasattr(each, "spec"))[0]
+
+
+def check_declared(array: Any, plan: Plan) -> None:
+    """Refuse a dask array one of whose blocks is not what the array says of it, as far as the plan knows.
+
+    Raises
+    ------
+    InputError
+        Naming the block, and both shapes and dtypes.
+    """
+    for key, shape in declared_blocks(array):
+        spec = plan.specs.get(key)
+        if not isinstance(spec, ArraySpec):
+            continue
+        known = all(math.isnan(said) or said == size for said, size in zip(shape, spec.shape, strict=False))
+        if len(shape) != len(spec.shape) or not known or spec.dtype != array.dtype.name:
+            raise InputError(
+                f"block {key[1:]} of {key[0]} is declared {array.dtype.name} {shape}, but its function returns "  # type: ignore[index]
+                f"{spec.dtype} {spec.shape}; give map_blocks the right dtype= and chunks="
+            )
 
 
 # --- at run time ------------------------------------------------------------------------------------------------

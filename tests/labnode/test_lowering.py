@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import zarr
 
+from goblin_dask.errors import InputError
+from goblin_dask.graphs.capture import selfcheck
 from goblin_dask.graphs.capture.dask_internals import Request
-from goblin_dask.labnode.lowering import lower, summary
+from goblin_dask.labnode.lowering import check_declared, lower, summary
+from goblin_dask.messages import ArraySpec
 from tests.expressions import DATA_DEPENDENT, EXPRESSIONS, SUMMING, VARIANTS, operands
 from tests.interpreter import Interpreter
 
@@ -113,6 +116,36 @@ def test_blocks_unlike_their_declaration_have_the_specs_that_they_have():
     collection = x.map_blocks(lambda b: b.astype("f4")[:2], dtype="i8")
     plan = lower(Request.of_collections([collection]), None)
     assert {(spec.shape, spec.dtype) for spec in (plan.specs[key] for key in plan.keys)} == {((2,), "float32")}
+    with pytest.raises(InputError, match=r"declared int64 \(3,\), but its function returns float32 \(2,\)"):
+        check_declared(collection, plan)
+    check_declared(x + 1, lower(Request.of_collections([x + 1]), None))
+
+
+def test_one_name_for_different_data_is_refused():
+    zeros, ones = (da.from_array(array, name="in") for array in (np.zeros(2), np.ones(2)))
+    with pytest.raises(InputError, match="have the same name 'in'"):
+        Request.of_collections([zeros, ones + 1])
+    Request.of_collections([zeros, da.from_array(np.zeros(2), name="in")])
+
+
+def test_large_blocks_of_library_functions_are_checked_on_small_ones(monkeypatch):
+    sizes = []
+    confirm = selfcheck.confirm
+
+    def watched(call, operands, literals, traced, seed=0):
+        sizes.extend(spec.shape for spec in operands if isinstance(spec, ArraySpec))
+        return confirm(call, operands, literals, traced, seed)
+
+    monkeypatch.setattr(selfcheck, "confirm", watched)
+    x = da.zeros((4096, 8192), chunks=4096)
+    plan = lower(Request.of_collections([x.T @ x]), None)
+    assert summary(plan)["share"] == 1.0
+    assert len(sizes) >= 3
+    assert max(max(shape) for shape in sizes) < 100
+    sizes.clear()
+    y = da.zeros((4096, 4096), chunks=4096)
+    lower(Request.of_collections([y.map_blocks(lambda b: b[:2], chunks=((2,), (4096,)))]), None)
+    assert sizes == [(4096, 4096)]
 
 
 def test_literals_that_differ_in_type_or_sign_do_not_share_a_program():

@@ -9,10 +9,12 @@ is cut off and done at the end by whoever wants the result (`Request.assemble`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from dask._expr import Expr, FinalizeCompute, HLGExpr, _HLGExprSequence
 from dask._task_spec import (
     Alias,
@@ -41,8 +43,10 @@ from dask.array.core import (
 from dask.array.random import _apply_random, _apply_random_func
 from dask.array.wrap import _broadcast_trick_inner
 from dask.base import collections_to_expr
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.tokenize import tokenize
+
+from goblin_dask.errors import InputError
 
 __all__ = [
     "Alias",
@@ -112,8 +116,16 @@ class Request:
 
 
 def expression_of(collections: Iterable[Any]) -> tuple[Expr, list[Key]]:
-    """What ``dask.compute`` would hand to a scheduler for these collections, unoptimised."""
-    expression = FinalizeCompute(collections_to_expr(list(collections), optimize_graph=False)).optimize()
+    """What ``dask.compute`` would hand to a scheduler for these collections, unoptimised.
+
+    Raises
+    ------
+    InputError
+        When two of them use one name for different data: Dask's graph would keep one of the two.
+    """
+    collections = list(collections)
+    _check_names(collections)
+    expression = FinalizeCompute(collections_to_expr(collections, optimize_graph=False)).optimize()
     return expression, list(_flat(expression.__dask_keys__()))
 
 
@@ -166,6 +178,45 @@ def _unoptimised(graph: Any) -> Mapping[Key, Any] | HighLevelGraph:
     if isinstance(graph, Expr):
         return graph.__dask_graph__()
     return graph
+
+
+def _check_names(collections: Iterable[Any]) -> None:
+    seen: dict[str, Any] = {}
+    for collection in collections:
+        for name, layer in getattr(getattr(collection, "dask", None), "layers", {}).items():
+            other = seen.setdefault(name, layer)
+            if other is not layer and not _same_data(other, layer):
+                raise InputError(
+                    f"two arrays of different data have the same name {name!r}, so Dask would use one for both; "
+                    "give each a name of its own, or none"
+                )
+
+
+def _same_data(a: Mapping[Key, Any], b: Mapping[Key, Any]) -> bool:
+    """Whether two layers of one name hold the same arrays; other tasks are taken to be what their name says."""
+    if type(a) is not type(b) or not isinstance(a, MaterializedLayer):
+        return True
+    if set(a) != set(b):
+        return False
+    for key, node in a.items():
+        x, y = (getattr(each, "value", each) for each in (node, b[key]))
+        if (
+            isinstance(x, np.ndarray)
+            and x is not y
+            and not (
+                isinstance(y, np.ndarray) and x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+            )
+        ):
+            return False
+    return True
+
+
+def declared_blocks(array: Any) -> Iterator[tuple[Key, tuple[float, ...]]]:
+    """Of each block of a dask array: its key, and the shape that the array says it has; NaN where it does not know."""
+    for index, shape in zip(
+        itertools.product(*map(range, array.numblocks)), itertools.product(*array.chunks), strict=True
+    ):
+        yield (array.name, *index), shape
 
 
 def _low_level(graph: HighLevelGraph, keys: list[Key]) -> dict[Key, Any]:
