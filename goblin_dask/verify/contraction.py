@@ -76,6 +76,8 @@ class Columns:
     """Exact powers of two, near the norms of the right operands' columns."""
     bad: Array = field(default_factory=lambda: np.empty(0, int))
     """Columns in which a right operand is not finite."""
+    sampled: Array = field(default_factory=lambda: np.empty(0, int))
+    """Columns in which the exact rows are looked at more closely; ascending."""
     x: Array = field(default_factory=lambda: np.empty(0))
     """Random numbers, divided by `scale`: one row for a column, one column for a projection."""
 

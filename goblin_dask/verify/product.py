@@ -21,6 +21,7 @@ from goblin_dask.verify.rows import (
     deliberate_spread,
     exact_rows,
     low_precision,
+    predicted_deviations,
     sample_columns,
     take_sample,
 )
@@ -78,6 +79,19 @@ def check_product(
         return _Check(contraction, rng, statistics).run(layers)
 
 
+@dataclass
+class _Chosen:
+    """Random rows of a tile."""
+
+    rows: Array
+    exact: Array
+    """Their right values."""
+    spread: Array
+    """What deliberate orders of summation do to them."""
+    predictions: dict[str, Array]
+    """What low precisions would do to them, in the sampled columns."""
+
+
 class _Check:
     def __init__(self, contraction: Contraction, rng: np.random.Generator, statistics: OperandStatistics | None):
         self.contraction, self.rng, self.statistics = contraction, rng, statistics
@@ -89,6 +103,10 @@ class _Check:
         for group in self.groups:
             prepare(group, contraction, self.rng, scratch, self.statistics)
         rows = self._choose_rows(ROWS if single and layers == 2 else 0)
+        for group in self.groups if single and layers == 2 else ():
+            group.sampled = sample_columns(
+                group, contraction.depth(contraction.tiles[group.tiles[0]]), SAMPLED_COLUMNS, self.rng
+            )
         sides: dict[tuple[int, int], RightSide] = {}
         exact = [np.zeros((len(rows[t]), tile.output.shape[1])) for t, tile in enumerate(contraction.tiles)]
         for g, group in enumerate(self.groups):
@@ -96,12 +114,13 @@ class _Check:
         sums = project_left(contraction, self.groups, sides, scratch)
         thresholds = [0.0] * len(contraction.tiles)
         for g, group in enumerate(self.groups):
+            looks = self._sample_group(g, group, rows, sides)
             for t in group.tiles:
                 tile = contraction.tiles[t]
                 right = [sides[g, j] for _, j in tile.terms]
                 found = residuals(tile, group, contraction, sums[t], right, scratch)
                 thresholds[t] = found.smallest
-                self._judge_tile(tile, group, found, rows[t], exact[t])
+                self._judge_tile(tile, group, found, _Chosen(rows[t], exact[t], *looks[t]))
         self.judge.finding.thresholds = tuple(thresholds)
         return self.judge.finding
 
@@ -133,7 +152,7 @@ class _Check:
             for (t, _), part in zip(uses, chosen, strict=True):
                 exact[t] += products[p : (p := p + len(part))]
 
-    def _judge_tile(self, tile: Tile, group: Columns, found: TileResiduals, rows: Array, exact: Array) -> None:
+    def _judge_tile(self, tile: Tile, group: Columns, found: TileResiduals, chosen: _Chosen) -> None:
         judge, contraction = self.judge, self.contraction
         if found.overflow:
             judge.found("unproven", "sums may exceed the largest number: the order of summation would decide")
@@ -148,27 +167,52 @@ class _Check:
                 judge.found("wrong", classes.reason)
         ratio = found.residual.max(axis=1, initial=0.0)
         ratio[found.unusable] = 0.0
-        usable = np.setdiff1d(np.arange(len(exact)), np.flatnonzero(np.isin(rows, found.unusable)))
+        usable = np.flatnonzero(~np.isin(chosen.rows, found.unusable))
         suspicious = ~(ratio <= 1)
         if len(usable) and group.width > len(group.bad):
-            suspicious[self._look_at_rows(tile, group, rows[usable], exact[usable])] = True
+            suspicious[self._look_at_rows(tile, group, chosen, usable)] = True
         judge.ratio(float(np.max(ratio[~suspicious], initial=0.0)))
         if suspicious.any():
             order = np.argsort(np.where(np.isnan(ratio), np.inf, ratio))[::-1]
             self._settle(tile, group, order[suspicious[order]], ratio)
 
-    def _look_at_rows(self, tile: Tile, group: Columns, rows: Array, exact: Array) -> Array:
-        """Compare some exact rows; returns those that want settling."""
+    def _sample_group(
+        self, g: int, group: Columns, rows: list[Array], sides: dict[tuple[int, int], RightSide]
+    ) -> dict[int, tuple[Array, dict[str, Array]]]:
+        """What deliberate orders and low precisions do to the chosen rows of a column of tiles, tile by tile."""
         contraction = self.contraction
-        error = tile.output[rows].astype(np.float64) - exact
+        if not len(group.sampled):
+            return {t: (np.empty(0), {}) for t in group.tiles}
+        tiles = [contraction.tiles[t] for t in group.tiles]
+        left, exact_left = [], []
+        for t, tile in zip(group.tiles, tiles, strict=True):
+            operands = [contraction.left[i] for i, _ in tile.terms]
+            left.append(np.hstack([o.take(rows[t], slice(None), exact=False) for o in operands]))
+            exact_left.append(np.hstack([o.take(rows[t], slice(None)) for o in operands]))
+        exact_right = np.vstack([sides[g, j].sample for j in group.right])
+        if contraction.prologue:
+            right = np.vstack([contraction.right[j].take(slice(None), group.sampled, exact=False) for j in group.right])
+        else:
+            right = exact_right.astype(np.float32)
+        scale = group.scale[group.sampled]
+        sample = Sample(np.vstack(left), right, np.vstack(exact_left) @ exact_right, scale)
+        spread, predictions = self._spread(tiles[0], sample), predicted_deviations(sample)
+        found, p = {}, 0
+        for t in group.tiles:
+            part = slice(p, p := p + len(rows[t]))
+            found[t] = spread[part], {name: predicted[part] for name, predicted in predictions.items()}
+        return found
+
+    def _look_at_rows(self, tile: Tile, group: Columns, chosen: _Chosen, usable: Array) -> Array:
+        """Compare some exact rows; returns those that want settling."""
+        rows = chosen.rows[usable]
+        error = (tile.output[rows].astype(np.float64) - chosen.exact[usable]) / group.scale
         error[:, group.bad] = 0.0
-        columns = sample_columns(group, contraction.depth(tile), SAMPLED_COLUMNS, self.rng)
-        sample = take_sample(contraction, tile, group, rows, columns)
-        if name := low_precision(sample, error[:, columns]):
+        predictions = {name: predicted[usable] for name, predicted in chosen.predictions.items()}
+        if name := low_precision(predictions, error[:, group.sampled]):
             self.judge.found("unproven", f"computed with operands rounded to {name}")
-        spread = self._spread(tile, sample)
-        size = np.sqrt(np.mean((error / group.scale) ** 2, axis=1))
-        return np.asarray(rows[~(size <= SPREAD * spread)])
+        size = np.sqrt(np.mean(error**2, axis=1))
+        return np.asarray(rows[~(size <= SPREAD * chosen.spread[usable])])
 
     def _spread(self, tile: Tile, sample: Sample) -> Array:
         tiny = max(smallest_normal(self.contraction.precision), self.contraction.output_floor(tile))

@@ -100,6 +100,8 @@ class RightSide:
     """Squares of the block norms (only with a prologue; else empty)."""
     uncertain: Array
     """Squares of the block norms of the operand's uncertainty (only with a prologue; else empty)."""
+    sample: Array
+    """The operand's sampled columns, in float64."""
 
 
 def project_right(
@@ -133,6 +135,7 @@ def project_right(
     majorant = np.zeros((depth, blocks * PROJECTIONS)) if double else None
     uncertain = np.zeros((depth, blocks)) if contraction.prologue else np.empty(0)
     inverse, size = 1.0 / group.scale, np.abs(group.x)
+    sample = np.empty((depth, len(group.sampled)))
     for rows, columns in operand:
         block = operand.exact(rows, columns, scratch)
         if group.bad.size:
@@ -140,6 +143,8 @@ def project_right(
         overlaps = group.overlaps(columns)
         if len(chosen):
             exact[:, columns] += chosen[:, rows] @ block
+            a, b = np.searchsorted(group.sampled, (columns.start, columns.stop))
+            sample[rows, a:b] = block[:, group.sampled[a:b] - columns.start]
         for number, there, here in overlaps:
             at = slice(number * PROJECTIONS, (number + 1) * PROJECTIONS)
             projected[rows, at] += block[:, here] @ group.x[there]
@@ -162,7 +167,7 @@ def project_right(
     elif name and wants_norms and statistics is not None:
         statistics.put(name, squares)
     weights = majorant if majorant is not None else np.sqrt(squares)
-    return RightSide(projected, weights, squares if contraction.prologue else np.empty(0), uncertain)
+    return RightSide(projected, weights, squares if contraction.prologue else np.empty(0), uncertain, sample)
 
 
 @dataclass

@@ -32,10 +32,8 @@ LANES = 8
 
 @dataclass
 class Sample:
-    """The operands of a tile, cut to some rows and columns; float32 as multiplied, float64 exactly."""
+    """Operands, cut to some rows and columns: float32 as multiplied, and their product exactly."""
 
-    rows: Array
-    columns: Array
     left: Array
     right: Array
     exact: Array
@@ -60,8 +58,6 @@ def take_sample(contraction: Contraction, tile: Tile, group: Columns, rows: Arra
     for a, b in zip(left, right, strict=True):
         exact += a.take(rows, whole) @ b.take(whole, columns)
     return Sample(
-        rows,
-        columns,
         np.hstack([a.take(rows, whole, exact=False) for a in left]),
         np.vstack([b.take(whole, columns, exact=False) for b in right]),
         exact,
@@ -146,23 +142,32 @@ LOW_PRECISIONS: dict[str, Callable[[Array], Array]] = {
 """How hardware may round operands without being asked to."""
 
 
-def low_precision(sample: Sample, error: Array) -> str | None:
-    """Name of the low precision that explains a tile's errors, if one does.
-
-    Parameters
-    ----------
-    error : float64 array
-        Of the handed-in result, in the sample's rows and columns.
-    """
-    e = error / sample.scale
-    power = float(np.sum(e * e))
-    if not power or not np.isfinite(power):
-        return None
+def predicted_deviations(sample: Sample) -> dict[str, Array]:
+    """What each low precision would do to a sample, in scaled columns."""
+    found = {}
     multiplied = sample.left.astype(np.float64) @ sample.right.astype(np.float64)
     for name, rounded in LOW_PRECISIONS.items():
         left, right = rounded(np.ascontiguousarray(sample.left)), rounded(np.ascontiguousarray(sample.right))
         predicted = (left.astype(np.float64) @ right.astype(np.float64) - multiplied) / sample.scale
-        size, common = float(np.sum(predicted * predicted)), float(np.sum(e * predicted))
+        found[name] = predicted
+    return found
+
+
+def low_precision(predictions: dict[str, Array], error: Array) -> str | None:
+    """Name of the low precision that explains a tile's errors, if one does.
+
+    Parameters
+    ----------
+    predictions : dict
+        `predicted_deviations` of the tile's rows.
+    error : float64 array
+        Of the handed-in result there, in scaled columns.
+    """
+    power = float(np.sum(error * error))
+    if not power or not np.isfinite(power):
+        return None
+    for name, predicted in predictions.items():
+        size, common = float(np.sum(predicted * predicted)), float(np.sum(error * predicted))
         if size and abs(common / size - 1) < REGRESSION_SLOPE and common**2 > REGRESSION_R2 * size * power:
             return name
     return None

@@ -67,10 +67,11 @@ def verdicts(program, liar, times, tries, seed):
 
 
 @pytest.mark.full
-def test_lies_are_found_out(full, report):
+def test_lies_are_found_out(full, sample, report):
     """The table of lies: what is at least three thresholds large is never used."""
     missed = {}
-    for number, (name, liar, times) in enumerate(cases()):
+    table = list(enumerate(cases()))
+    for number, (name, liar, times) in sample(table, 40):
         program, method = PROGRAMS[name]
         assert plan_check(program).method == method
         counts = verdicts(program, liar, times, 100 if full else 2, seed=number)
