@@ -19,7 +19,7 @@ def test_a_pace_lets_bursts_through_and_then_the_rate():
 
 
 def test_a_machine_is_needed_and_its_figures_are_finite():
-    with pytest.raises(Refused, match="--preload goblin_dask.volunteer"):
+    with pytest.raises(Refused, match="--preload goblin_dask"):
         check_machine(None, "volunteer")
     for bad in (float("nan"), float("inf"), -1.0):
         with pytest.raises(Refused, match="flops is a number from 0"):
