@@ -93,7 +93,7 @@ def main() -> None:
     ours = p.T @ vectors
     theirs = np.linalg.eigh(p[:SUBSAMPLE].T @ p[:SUBSAMPLE])[1][:, ::-1][:, :COMPONENTS]
     draw(ours, theirs, options.output / "eigenpatches.png")
-    print(job.certificate.summary())
+    print(job.certificate["summary"])
     print(f"agreement with NumPy's subsample (cosines): {np.round(similarity(ours, theirs), 3)}")
     print(f"{seconds:.1f} s; picture: {options.output / 'eigenpatches.png'}")
 

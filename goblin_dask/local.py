@@ -264,6 +264,11 @@ class LocalGrid:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @property
+    def processes(self) -> list[Process]:
+        """All of them: gateway, lab node, validators, volunteers."""
+        return [self.gateway, self.lab_node, *self.validators, *self.volunteers]
+
     # --- faults, for tests ----------------------------------------------------------------------------------------
     def kill_volunteer(self, number: int, signal_number: int = signal.SIGKILL) -> None:
         """End a volunteer at once, or send it another signal."""

@@ -28,6 +28,9 @@ class _Method:
     """Sum over the parts: bounds the probability that any of them is wrong unnoticed."""
     rejected: int = 0
     check_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
     names: list[str] = field(default_factory=list)
 
     def merge(self, other: _Method) -> None:
@@ -38,6 +41,9 @@ class _Method:
         self.miss_any += other.miss_any
         self.rejected += other.rejected
         self.check_seconds += other.check_seconds
+        self.compute_seconds += other.compute_seconds
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
         self.names += other.names
 
 
@@ -53,7 +59,8 @@ class Certificate:
         method.merge(
             _Method(
                 1, set(verdict.volunteers), verdict.ratio, verdict.miss, verdict.miss,
-                verdict.rejected, verdict.check_seconds, [part] if part else [],
+                verdict.rejected, verdict.check_seconds, verdict.compute_seconds, verdict.bytes_in, verdict.bytes_out,
+                [part] if part else [],
             )
         )  # fmt: skip
 
@@ -98,6 +105,9 @@ class Certificate:
                 "miss_probability_any": min(1.0, method.miss_any),
                 "rejected": method.rejected,
                 "check_seconds": round(method.check_seconds, 6),
+                "compute_seconds": round(method.compute_seconds, 6),
+                "bytes_in": method.bytes_in,
+                "bytes_out": method.bytes_out,
             }
             if method.names and self.parts <= LISTED:
                 methods[name]["names"] = sorted(method.names)
@@ -107,6 +117,7 @@ class Certificate:
             "volunteers": self.volunteers,
             "worst_ratio": self.worst_ratio,
             "complete": self.complete,
+            "summary": self.summary(),
             "methods": methods,
         }
 

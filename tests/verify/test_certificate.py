@@ -13,7 +13,12 @@ def verdict(method="algebraic", ratio=0.5, miss=1e-6, volunteers=("x",), **what)
 def test_parts_are_grouped_by_method():
     certificate = Certificate()
     certificate.add(verdict(), "0.0")
-    certificate.add(verdict(ratio=0.9, volunteers=("y",), rejected=2, check_seconds=0.5), "0.1")
+    certificate.add(
+        verdict(
+            ratio=0.9, volunteers=("y",), rejected=2, check_seconds=0.5, compute_seconds=3.0, bytes_in=7, bytes_out=5
+        ),
+        "0.1",
+    )
     certificate.add(verdict("replicate", 0.1, 1e-3, ("x", "z")), "1.0")
     certificate.add_laboratory(2)
     shown = json.loads(json.dumps(certificate.to_dict()))
@@ -27,6 +32,9 @@ def test_parts_are_grouped_by_method():
         "miss_probability_any": 2e-6,
         "rejected": 2,
         "check_seconds": 0.5,
+        "compute_seconds": 3.0,
+        "bytes_in": 7,
+        "bytes_out": 5,
         "names": ["0.0", "0.1"],
     }
     assert shown["methods"]["laboratory"]["parts"] == 2
