@@ -167,10 +167,6 @@ class Pool:
         """Idle volunteers with `need` bytes free."""
         return Idle(self, self._idle, bisect.bisect_left(self._idle, (need, "")))
 
-    @property
-    def idle_count(self) -> int:
-        return len(self._idle)
-
     def largest(self) -> int | None:
         """Bytes that the largest volunteer not in quarantine offers; None when there is none."""
         return next((offer for offer, name in reversed(self._offers) if not self.all[name].record.quarantined), None)
