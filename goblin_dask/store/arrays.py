@@ -120,7 +120,7 @@ def certify(array: zarr.Array[Any], certificate: dict[str, Any]) -> None:
 def source_region(array: Any, index: Any, blobs: BlobStore) -> ChunkRef:
     """Reference to a region of an array.
 
-    A region that lies in one piece in one uncompressed chunk of a `LocalStore` stays where it is and is only hashed;
+    A region that lies in one piece in one uncompressed chunk of a local directory stays where it is and is only hashed;
     everything else is decoded into the blob store, a slab at a time.
 
     Parameters

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import zarr
+from fsspec.implementations.local import LocalFileSystem
+from zarr.abc.store import Store
 from zarr.codecs import BytesCodec
 from zarr.codecs.bytes import Endian
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
-from zarr.storage import LocalStore
+from zarr.storage import FsspecStore, LocalStore
 
 from goblin_dask.store.refs import FileRange
 
@@ -71,6 +74,19 @@ def is_plain(array: zarr.Array[Any]) -> bool:
     )
 
 
+def folder_of(store: Store) -> Path | None:
+    """Directory of this machine that a store is, if it is one.
+
+    `dask.array.from_zarr` opens paths through fsspec, not as a `LocalStore`.
+    """
+    if isinstance(store, LocalStore):
+        return store.root
+    # zarr wraps file systems that are not asynchronous themselves
+    if isinstance(store, FsspecStore) and isinstance(getattr(store.fs, "sync_fs", None), LocalFileSystem):
+        return Path(store.path)
+    return None
+
+
 def chunk_nbytes(array: zarr.Array[Any]) -> int:
     """Bytes of a chunk; the last one of an axis is stored whole too."""
     return int(math.prod(array.chunks) * array.dtype.itemsize)
@@ -82,8 +98,8 @@ def in_place(array: zarr.Array[Any], region: Bounds) -> FileRange | None:
     They are where the region lies in one chunk, is one piece of it in C order, and chunks are files as they stand.
     The file itself need not exist.
     """
-    store = array.store_path.store
-    if not isinstance(store, LocalStore) or not is_plain(array) or any(a == b for a, b in region):
+    folder = folder_of(array.store_path.store)
+    if folder is None or not is_plain(array) or any(a == b for a, b in region):
         return None
     chunks = tuple(array.chunks)
     coordinates = tuple(a // n for (a, _), n in zip(region, chunks, strict=True))
@@ -99,4 +115,4 @@ def in_place(array: zarr.Array[Any], region: Bounds) -> FileRange | None:
     offset = sum(a * stride for (a, _), stride in zip(inside, strides, strict=True)) * itemsize
     nbytes = math.prod(b - a for a, b in inside) * itemsize
     name = array.metadata.encode_chunk_key(coordinates)
-    return FileRange(str(store.root / array.store_path.path / name), offset, nbytes)
+    return FileRange(str(folder / array.store_path.path / name), offset, nbytes)

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
@@ -49,6 +50,16 @@ def test_regions_of_one_uncompressed_chunk_stay_where_they_are(tmp_path, blobs, 
     assert ref.place is not None
     assert blobs.used == 0
     np.testing.assert_array_equal(load_array(blobs, ref), X[index])
+
+
+def test_arrays_that_dask_opened_stay_where_they_are(tmp_path, blobs, monkeypatch):
+    monkeypatch.setattr(arrays, "INLINE_LIMIT", 0)
+    stored(tmp_path)
+    nodes = dict(da.from_zarr(str(tmp_path / "x.zarr")).dask).values()
+    (array,) = (node for node in nodes if isinstance(node, zarr.Array))
+    ref = arrays.source_region(array, np.s_[100:200], blobs)
+    assert ref.place is not None
+    np.testing.assert_array_equal(load_array(blobs, ref), X[100:200])
 
 
 @pytest.mark.parametrize(
