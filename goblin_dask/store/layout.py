@@ -80,7 +80,7 @@ def folder_of(store: Store) -> Path | None:
     `dask.array.from_zarr` opens paths through fsspec, not as a `LocalStore`.
     """
     if isinstance(store, LocalStore):
-        return store.root
+        return Path(store.root)
     # zarr wraps file systems that are not asynchronous themselves
     if isinstance(store, FsspecStore) and isinstance(getattr(store.fs, "sync_fs", None), LocalFileSystem):
         return Path(store.path)
