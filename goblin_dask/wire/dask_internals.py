@@ -147,7 +147,7 @@ class GridScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, **kwargs: Any):
         options = {"protocol": "inproc", "host": "", "dashboard": False, "dashboard_address": "127.0.0.1:0"}
-        # Dask keeps the events of a worker that left, and a timer for them, for an hour: too much where many come and go.
+        # Dask keeps the events of a worker that left, and a timer for them, an hour: too much where many come and go.
         dask.config.set({"distributed.scheduler.events-cleanup-delay": "1s"})
         super().__init__(extensions={}, **{**options, **kwargs})
         for name in DIALLING:
