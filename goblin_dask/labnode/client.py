@@ -6,8 +6,8 @@ import http.client
 import json
 import os
 import pickle
-import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +30,6 @@ from goblin_dask.messages import GridOffer
 from goblin_dask.store.buffers import array_of, dtype_name, dtype_of, nbytes
 from goblin_dask.store.refs import ChunkRef
 
-CHUNK = 1 << 20
-
 
 def connect(url: str | None = None, *, token: str | None = None) -> Lab:
     """Connect to a lab node.
@@ -52,7 +50,11 @@ def connect(url: str | None = None, *, token: str | None = None) -> Lab:
     """
     where = config.need("lab.url", url, "say where the lab node is, as http://HOST:PORT")
     lab = Lab(where, config.get("lab.token", token) or "")
-    lab.offer  # noqa: B018 asks, and so finds out now whether we are welcome
+    try:
+        lab.wait_for()  # asks, and so finds out now whether we are welcome
+    except BaseException:
+        lab.close()
+        raise
     return lab
 
 
@@ -87,6 +89,7 @@ class Lab:
         self._address = (parts.hostname, parts.port or 80)
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
 
     def __repr__(self) -> str:
         return f"<Lab {self.url}>"
@@ -100,9 +103,7 @@ class Lab:
     def close(self) -> None:
         """Close the connections; jobs go on."""
         with self._lock:
-            for connection in self._idle:
-                connection.close()
-            self._idle.clear()
+            _close_all(self._idle)
 
     # --- computing ------------------------------------------------------------------------------------------------
     def submit(self, *collections: Any, verify: str | None = None, offload: str | None = None, name: str = "") -> Job:
@@ -269,8 +270,7 @@ class Lab:
                 connection = http.client.HTTPConnection(*self._address)
             try:
                 if connection.sock is None:
-                    connection.connect()
-                    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    connection.connect()  # with TCP_NODELAY
                 connection.request(method, path, body, headers)
                 return connection, connection.getresponse()
             except (http.client.HTTPException, OSError) as error:
@@ -289,7 +289,7 @@ class Lab:
             return array_of(ref.inline, ref.spec)
         buffer = np.empty(nbytes(ref.spec), np.uint8)
         with self._response("GET", f"/jobs/{job}/blobs/{ref.digest}") as response:
-            view, done = memoryview(buffer), 0
+            view, done = memoryview(buffer.data), 0
             while done < len(view):
                 count = response.readinto(view[done:])
                 if not count:
@@ -297,6 +297,11 @@ class Lab:
                 done += count
             response.read()
         return buffer.view(dtype_of(ref.spec.dtype)).reshape(ref.spec.shape)
+
+
+def _close_all(connections: list[http.client.HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _error(response: http.client.HTTPResponse) -> Exception:

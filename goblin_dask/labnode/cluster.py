@@ -181,7 +181,11 @@ class LabCluster:
 
     async def cancel(self, futures: Iterable[Any]) -> None:
         """Give up what was asked for."""
-        await self._main.ask(self.client.cancel(list(futures), force=True))
+
+        async def cancel() -> None:
+            await self.client.cancel(list(futures), force=True)
+
+        await self._main.ask(cancel())
 
     async def release(self, futures: Iterable[Any]) -> None:
         """Let go of results."""

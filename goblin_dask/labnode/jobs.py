@@ -211,10 +211,11 @@ class Job:
             if actor is not None:
                 await cluster.release([actor])
 
-    def stop_reporting(self) -> None:
+    async def stop_reporting(self) -> None:
         """Its progress interests nobody any more."""
         if self._reporter is not None:
             self._reporter.cancel()
+            await asyncio.wait([self._reporter])
 
     async def last_report(self) -> None:
         """Wait until the actor knows everything, and take its certificate."""

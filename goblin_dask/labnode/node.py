@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from goblin_dask import config
 from goblin_dask import messages as m
 from goblin_dask.digest import Digest
-from goblin_dask.errors import InputError
+from goblin_dask.errors import InputError, JobCancelled
 from goblin_dask.graphs.capture.dask_internals import Request
 from goblin_dask.graphs.program import Program
 from goblin_dask.labnode.actors import Happening, OnGrid
@@ -32,7 +33,7 @@ from goblin_dask.labnode.plan import Plan
 from goblin_dask.labnode.price import Prices
 from goblin_dask.labnode.service import Service
 from goblin_dask.labnode.targets import Writing
-from goblin_dask.labnode.uplink import GridLink, Prepared
+from goblin_dask.labnode.uplink import Accepted, GridLink, Prepared
 from goblin_dask.store.blobs import BlobStore
 from goblin_dask.store.ledger import Ledger
 from goblin_dask.verify.policy import parse
@@ -98,6 +99,9 @@ class LabNode:
         self._grace, self._cap = config.get_seconds("lab.grace", grace), config.get_bytes("lab.cap", cap)
         self.token = config.get("lab.token", token) or ""
         self.jobs: dict[str, Job] = {}
+        self.origins: Counter[str] = Counter()
+        """Tasks of researchers' graphs that read an array, since the start: ``grid``, accepted from volunteers;
+        ``lab``, run here."""
         self.offer_changed: set[asyncio.Queue[m.GridOffer]] = set()
         self._prepared: dict[Program, Prepared] = {}
         self._kept: dict[str, tuple[Digest, ...]] = {}
@@ -228,6 +232,11 @@ class LabNode:
         for name in earlier:
             self.blobs.release(name)
 
+    def count(self, where: str, tasks: int) -> None:
+        """Add to `origins`. From any thread."""
+        with self._kept_lock:
+            self.origins[where] += tasks
+
     def _on_release(self, key: str) -> None:
         with self._kept_lock:
             digests = self._kept.pop(key, ())
@@ -293,12 +302,12 @@ class LabNode:
             job.result = Result(job.submission.keys, plan.keys, values, request.assemble)
             job.become("done")
         except BaseException as error:
-            if writing is not None:
-                await asyncio.to_thread(writing.abandon)
-            await self._end_early(job)
             job.error = translate(error, job)
             logger.info("job %s ended: %s", job.id, job.error)
-            job.become("cancelled" if isinstance(error, asyncio.CancelledError) else "failed")
+            try:
+                await self._end_early(job, writing)
+            finally:
+                job.become("cancelled" if isinstance(job.error, JobCancelled) else "failed")
         finally:
             if job.run is not None:
                 job.run.close()
@@ -332,13 +341,16 @@ class LabNode:
         job.task.cancel()
         await job.finished.wait()
 
-    async def _end_early(self, job: Job) -> None:
+    async def _end_early(self, job: Job, writing: Writing | None) -> None:
+        """Nothing goes on for this job, and nothing stays of it."""
         if job.run is not None:
             job.run.close()
-        if job.futures:
-            futures, job.futures = job.futures, []
+        futures, job.futures = job.futures, []
+        if futures:
             await self._cluster.cancel(futures)
-        job.stop_reporting()
+        await job.stop_reporting()
+        if writing is not None:
+            await asyncio.to_thread(writing.abandon)
 
     async def forget(self, job: Job) -> None:
         """Let go of a job and of its results."""
@@ -352,5 +364,14 @@ class _Observer:
     """Passes what a run tells to its job, and what it keeps to the node."""
 
     def __init__(self, node: LabNode, job: Job):
-        self.grid_state, self.grid_done, self.lab_done = job.grid_state, job.grid_done, job.lab_done
-        self.grid_again, self.keeps = job.grid_again, node.keeps
+        self._node, self._job = node, job
+        self.grid_state, self.grid_again, self.keeps = job.grid_state, job.grid_again, node.keeps
+
+    def grid_done(self, key: str, accepted: Accepted, origins: int) -> None:
+        self._job.grid_done(key, accepted, origins)
+        self._node.count("grid", origins)
+
+    def lab_done(self, key: str, kind: str, reason: str, origins: int) -> None:
+        self._job.lab_done(key, kind, reason, origins)
+        if kind == "lab":
+            self._node.count("lab", origins)

@@ -28,7 +28,7 @@ import cloudpickle
 import msgspec
 from aiohttp import web
 
-from goblin_dask.errors import BlobMissing, GoblinError, InputError
+from goblin_dask.errors import BlobMissing, InputError, JobFailed
 from goblin_dask.labnode.jobs import FINAL, Job, Submission
 from goblin_dask.messages import GridOffer
 from goblin_dask.store.chunks import open_chunk
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 LARGEST = 8 << 30
 """Bytes of a submission, NumPy arrays in its graph included."""
-
-_NODE = web.AppKey("node", object)
 
 
 class Service:
@@ -192,6 +190,8 @@ class Service:
 def _pickled_error(error: BaseException) -> bytes:
     """An error as the client raises it again; by its text where it cannot be pickled."""
     try:
-        return cloudpickle.dumps((error, error.__cause__))
+        pickled: bytes = cloudpickle.dumps((error, error.__cause__))
+        pickle.loads(pickled)  # noqa: S301 our own; some errors can be pickled but not made again
     except Exception:
-        return cloudpickle.dumps((GoblinError(f"{type(error).__name__}: {error}"), None))
+        pickled = cloudpickle.dumps((JobFailed(f"{type(error).__name__}: {error}"), None))
+    return pickled
