@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import select
 import shutil
 import signal
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -170,7 +169,8 @@ class LocalGrid:
     def _start(self) -> None:
         self._database = f"sqlite:///{self.directory / 'gateway.sqlite'}"
         volunteers, validators = self._counts
-        self._tokens = asyncio_run(_make_tokens(self._database, volunteers + 8, validators + 2))
+        counts = {"lab": 1, "validator": validators, "volunteer": volunteers}
+        self._tokens = asyncio_run(_make_tokens(self._database, counts))
         self.gateway = self._process("gateway", self._gateway_arguments(0))
         self.address = self._up(self.gateway)["address"]
         self._port = int(self.address.rpartition(":")[2])
@@ -199,26 +199,38 @@ class LocalGrid:
     def _up(self, process: Process, *, ready: bool = True) -> dict[str, str]:
         return self._spawner.submit(process.start, ready=ready).result()
 
-    def _worker(self, role: str, number: int) -> Process:
-        arguments = ["-m", "dask", "worker", self.address, "--preload", "goblin_dask.volunteer", "--no-nanny"]
+    def _worker(self, role: str, number: int, options: Sequence[str], address: str = "") -> Process:
+        arguments = ["-m", "dask", "worker", address or self.address, "--preload", "goblin_dask.volunteer", *options]
+        arguments += ["--no-nanny"]
         arguments += ["--nthreads", str(self._threads if role == "volunteer" else 1)]
         arguments += ["--local-directory", str(self.directory / "scratch")]
         if self._memory is not None and role == "volunteer":
             arguments += ["--memory-limit", str(self._memory)]
         name = f"{role}-{number}"
-        process = self._process(name, arguments, token=self._tokens[role][number], role=role)
+        tokens = self._tokens[role]
+        if number >= len(tokens):
+            tokens += asyncio_run(_make_tokens(self._database, {role: 1}, first=number))[role]
+        process = self._process(name, arguments, token=tokens[number], role=role)
         process._environment["DASK_GOBLIN__VOLUNTEER__DIRECTORY"] = str(self.directory / name)
         self._up(process, ready=False)
         return process
 
-    def add_volunteer(self) -> Process:
-        """Start one more; `wait` waits until it has joined."""
-        self.volunteers.append(self._worker("volunteer", len(self.volunteers)))
+    def add_volunteer(self, *options: str, address: str = "") -> Process:
+        """Start one more; `wait` waits until it has joined.
+
+        Parameters
+        ----------
+        *options : str
+            Further ones of ``dask worker``, such as another ``--preload``.
+        address : str, optional
+            What it dials instead of the gateway: a proxy.
+        """
+        self.volunteers.append(self._worker("volunteer", len(self.volunteers), options, address))
         return self.volunteers[-1]
 
-    def add_validator(self) -> Process:
+    def add_validator(self, *options: str) -> Process:
         """Start one more."""
-        self.validators.append(self._worker("validator", len(self.validators)))
+        self.validators.append(self._worker("validator", len(self.validators), options))
         return self.validators[-1]
 
     def wait(self, volunteers: int, validators: int = 0) -> None:
@@ -288,17 +300,17 @@ class LocalGrid:
         self._up(self.gateway)
 
 
-async def _make_tokens(url: str, volunteers: int, validators: int) -> dict[str, list[str]]:
+async def _make_tokens(url: str, counts: Mapping[str, int], first: int = 0) -> dict[str, list[str]]:
+    """Tokens for so many of each role; every volunteer is an owner of its own, numbered from `first`."""
     database = Database(url)
     await database.start()
-    owner = secrets.token_hex(4)
     try:
         return {
-            "lab": [await create_token(database, "lab", f"lab {owner}")],
-            "validator": [await create_token(database, "validator", f"lab {owner}") for _ in range(validators)],
-            "volunteer": [
-                await create_token(database, "volunteer", f"volunteer {owner} {i}") for i in range(volunteers)
-            ],
+            role: [
+                await create_token(database, role, f"volunteer {first + n}" if role == "volunteer" else "laboratory")
+                for n in range(count)
+            ]
+            for role, count in counts.items()
         }
     finally:
         await database.stop()

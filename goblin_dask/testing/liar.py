@@ -1,0 +1,113 @@
+"""A volunteer that lies, as a preload of a stock worker: ``dask worker … --preload goblin_dask.testing.liar``.
+
+After ``--preload goblin_dask.volunteer``. What it does is said by ``goblin.testing.liar.*`` of the configuration:
+``strategy`` (a name of `goblin_dask.testing.liars.LIARS`), ``share`` of the answers that are lies, ``times`` as for
+`corrupt`, ``seed``, and ``journal``, a file to which it adds a `Confession` a line for each answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import msgspec
+import numpy as np
+
+from goblin_dask.digest import digest
+from goblin_dask.graphs.execute import Source, execute
+from goblin_dask.graphs.program import Program
+from goblin_dask.store.buffers import buffer_of
+from goblin_dask.testing.liars import corrupt
+from goblin_dask.verify.check import plan_check, thresholds
+from goblin_dask.verify.evaluate import load
+from goblin_dask.verify.operands import Array
+from goblin_dask.volunteer import runner
+
+BEYOND = 1e300
+"""Larger than any threshold, and still a number in JSON."""
+
+
+class Confession(msgspec.Struct, frozen=True):
+    """What one answer was."""
+
+    outputs: tuple[str, ...]
+    """Digests of what was handed in."""
+    lie: bool
+    method: str
+    """How such a program's results are checked."""
+    size: float
+    """Largest wrong entry over the threshold of the check; `BEYOND` where it is no number, or must be exact."""
+    error: float = 0.0
+    """Largest wrong entry."""
+
+
+class Liar:
+    """Stands in for `goblin_dask.graphs.execute.execute` in a volunteer.
+
+    Parameters
+    ----------
+    strategy : str
+    journal : path
+    share : float
+        Probability of a lie.
+    seed : int
+    **options
+        For `corrupt`.
+    """
+
+    def __init__(self, strategy: str, journal: str, share: float = 1.0, seed: int = 0, **options: Any):
+        self._strategy, self._share, self._options = strategy, share, options
+        self._journal = Path(journal)
+        self._rng = np.random.default_rng(seed)
+        self._lock = threading.Lock()
+
+    def __call__(self, program: Program, inputs: Sequence[Source]) -> Sequence[Array]:
+        """The program's outputs, or what is said to be them."""
+        with self._lock:
+            arrays = [load(source) for source in inputs]
+            outputs = list(execute(program, arrays))
+            lie = bool(self._rng.random() < self._share)
+            answer, size, error = outputs, 0.0, 0.0
+            if lie:
+                answer = corrupt(self._strategy, program, arrays, outputs, self._rng, **self._options)
+                limits = thresholds(program, arrays, outputs)
+                measured = [_size(a, b, limit) for a, b, limit in zip(answer, outputs, limits, strict=True)]
+                size, error = (max(column) for column in zip(*measured, strict=True))
+            names = tuple(digest(buffer_of(array)) for array in answer)
+            self._confess(Confession(names, lie and size > 0, plan_check(program).method, size, error))
+            return answer
+
+    def _confess(self, confession: Confession) -> None:
+        with self._journal.open("ab") as file:
+            file.write(msgspec.json.encode(confession) + b"\n")
+
+
+def _size(lie: Array, truth: Array, threshold: float) -> tuple[float, float]:
+    """Largest wrong entry of an output over its threshold, and itself."""
+    if lie.shape != truth.shape or lie.dtype != truth.dtype:
+        return BEYOND, BEYOND
+    wide = np.complex128 if truth.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        difference = np.abs(lie.astype(wide) - truth.astype(wide))
+    difference[(lie == truth) | (np.isnan(lie) & np.isnan(truth))] = 0
+    if np.isnan(difference).any():
+        return BEYOND, BEYOND
+    error = min(float(difference.max(initial=0.0)), BEYOND)
+    if not threshold:
+        return (BEYOND if error else 0.0), error
+    return min(error / threshold, BEYOND), error
+
+
+def confessions(journal: Path) -> list[Confession]:
+    """What a liar has written down so far."""
+    lines: Iterable[bytes] = journal.read_bytes().splitlines(keepends=True) if journal.exists() else ()
+    return [msgspec.json.decode(line, type=Confession) for line in lines if line.endswith(b"\n")]
+
+
+def dask_setup(worker: Any) -> None:
+    """Called by Dask in the worker's process before it connects."""
+    # the name by which the runner calls it
+    runner.execute = Liar(**dask.config.get("goblin.testing.liar"))  # type: ignore[assignment, attr-defined]
