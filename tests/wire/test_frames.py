@@ -18,12 +18,13 @@ actions = st.lists(
         st.tuples(st.just("send"), st.integers(0, 1), st.integers(0, 2), st.binary(max_size=100)),
         st.tuples(st.just("pack"), st.integers(0, 1)),
         st.tuples(st.just("deliver"), st.integers(0, 1)),
-        st.tuples(st.just("duplicate"), st.integers(0, 1)),
+        st.tuples(st.just("duplicate"), st.integers(0, 1), st.integers(0, 9)),
         st.tuples(st.just("take"), st.integers(0, 1), st.integers(0, 5)),
         st.tuples(
             st.just("cut"),
         ),
     ),
+    min_size=40,
     max_size=120,
 )
 
@@ -104,8 +105,8 @@ def test_every_message_once_and_in_order_whatever_connections_do(small, actions)
                 wire.pack(side)
             case ("deliver", side):
                 wire.deliver(side)
-            case ("duplicate", side) if wire.stale[side] and not wire.waiting[side]:
-                assert wire.links[side].receive(wire.stale[side][0]) == []
+            case ("duplicate", side, which) if wire.stale[side]:
+                assert wire.links[side].receive(wire.stale[side][which % len(wire.stale[side])]) == []
             case ("take", side, which):
                 wire.take(side, which)
             case ("cut",):
