@@ -119,8 +119,8 @@ class LocalGrid:
     ----------
     volunteers, validators : int
         How many processes of each.
-    offload, verify : str, optional
-        As for `goblin_dask.connect`, for everything that `lab` computes.
+    offload, verify, fuse, progress : optional
+        As for `goblin_dask.Lab`, for everything that `lab` computes.
     threads_per_volunteer : int
     memory : str or int, optional
         What each volunteer offers, e.g. ``"2GB"``; by default what Dask gives a worker.
@@ -141,6 +141,7 @@ class LocalGrid:
         memory: str | int | None = None,
         directory: Path | str | None = None,
         routes: str = "auto",
+        fuse: bool = True,
         progress: bool | None = None,
     ):
         if volunteers < 0 or validators < 0:
@@ -151,7 +152,7 @@ class LocalGrid:
         self._counts = volunteers, validators
         self._threads, self._memory = threads_per_volunteer, memory
         self._routes = routes
-        self._options: dict[str, Any] = {"offload": offload, "verify": verify, "progress": progress}
+        self._options: dict[str, Any] = {"offload": offload, "verify": verify, "fuse": fuse, "progress": progress}
         self.volunteers: list[Process] = []
         self.validators: list[Process] = []
         # The kernel kills children with the *thread* that made them, so that thread must live as long as the grid.

@@ -1,0 +1,156 @@
+"""Every actor is a process of its own, and something happens to one: the job completes, and is right.
+
+What a test here calls *kept*: computed once, by the worker that had it when the fault came.
+"""
+
+import signal
+import time
+
+import pytest
+
+from goblin_dask.errors import JobCancelled
+from goblin_dask.testing.faults import Proxy
+from tests.system.bench import Bench, until
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    bench = Bench(tmp_path_factory.mktemp("faults"))
+    yield bench
+    bench.close()
+
+
+def computing(notes, mark, *pids):
+    """Waits until one of these workers is in the midst of a task."""
+    return notes.wait(mark, lambda note: note.what == "computes" and note.pid in pids)
+
+
+def test_a_volunteer_is_killed_midway(bench, report):
+    victim, other = bench.ensure(2)
+    mark = bench.notes.mark()
+    with bench.submit() as job:
+        hit = computing(bench.notes, mark, victim.pid)
+        victim.kill()
+        killed = time.monotonic()
+        again = bench.notes.wait(mark, lambda note: note.what == "computes" and note.task == hit.task and note != hit)
+        assert again.pid == other.pid
+        bench.check(job)
+        report(f"volunteer killed: its task begun again after {again.time - killed:.1f} s; {bench.account(mark, job)}")
+
+
+def test_a_cut_of_5_seconds_costs_nothing(bench, report):
+    with Proxy(bench.grid.address) as proxy:
+        bench.ensure(1)
+        cut_off = bench.volunteer(proxy.address)
+        mark = bench.notes.mark()
+        with bench.submit() as job:
+            hit = computing(bench.notes, mark, cut_off.pid)
+            before = proxy.connections
+            proxy.cut()
+            begun = time.monotonic()
+            bench.notes.wait(mark, lambda note: note.what == "Uploaded" and note.attempt == hit.attempt)
+            time.sleep(max(0.0, begun + 5 - time.monotonic()))  # the length of the cut is the point
+            proxy.heal()
+            healed = time.monotonic()
+            accepted = bench.notes.wait(mark, lambda note: note.what == "Checked:accepted" and note.task == hit.task)
+            assert proxy.connections > before
+            bench.check(job)
+            account = bench.account(mark, job)
+        assert [note.pid for note in bench.notes.since(mark, "computes") if note.task == hit.task] == [cut_off.pid]
+        assert not bench.notes.since(mark, "opened")  # the session itself went on
+        cut_off.stop()
+        report(f"cut of 5 s: its result accepted {accepted.time - healed:.1f} s after the cut; {account}")
+
+
+def test_the_gateway_is_killed(bench, report):
+    volunteers = bench.ensure(2)
+    mark = bench.notes.mark()
+    with bench.submit() as job:
+        hits = [computing(bench.notes, mark, process.pid) for process in volunteers]
+        accepted = {note.task for note in bench.notes.since(mark, "Checked:accepted")}
+        bench.grid.kill_gateway()
+        bench.grid.restart_gateway()
+        up = time.monotonic()
+        running = {note.attempt for note in hits} - {note.attempt for note in bench.notes.since(mark, "Uploaded")}
+        until(lambda: bench.status["volunteers"] == 2, 5.0)
+        back = time.monotonic() - up
+        bench.check(job)
+        account = bench.account(mark, job)
+    begun = bench.notes.since(mark, "computes")
+    for attempt in running:
+        assert [note.attempt for note in begun if note.task == attempt.partition("#")[0]] == [attempt]
+    assert not [note for note in begun if note.task in accepted and note.time > up]
+    report(f"gateway killed: volunteers back {back:.1f} s after its start, {len(running)} running tasks kept; {account}")
+
+
+def test_a_volunteer_never_answers(bench, report):
+    victim, _ = bench.ensure(2)
+    mark = bench.notes.mark()
+    with bench.submit() as job:
+        hit = computing(bench.notes, mark, victim.pid)
+        victim.kill(signal.SIGSTOP)
+        stopped = time.monotonic()
+        again = bench.notes.wait(mark, lambda note: note.what == "computes" and note.task == hit.task and note != hit)
+        bench.check(job)
+        account = bench.account(mark, job)
+    victim.kill()
+    report(f"volunteer stopped: its task begun again after {again.time - stopped:.1f} s; {account}")
+
+
+def test_a_cut_for_ever(bench, report):
+    with Proxy(bench.grid.address) as proxy:
+        bench.ensure(1)
+        cut_off = bench.volunteer(proxy.address)
+        mark = bench.notes.mark()
+        with bench.submit() as job:
+            hit = computing(bench.notes, mark, cut_off.pid)
+            proxy.cut()
+            cut = time.monotonic()
+            again = bench.notes.wait(
+                mark, lambda note: note.what == "computes" and note.task == hit.task and note.pid != cut_off.pid
+            )
+            bench.check(job)
+            account = bench.account(mark, job)
+        cut_off.kill()
+        report(f"cut for ever: its task begun again after {again.time - cut:.1f} s; {account}")
+
+
+def test_the_validator_is_killed(bench, report):
+    bench.ensure(2)
+    mark = bench.notes.mark()
+    with bench.submit() as job:
+        hit = bench.notes.wait(mark, lambda note: note.what == "checks")
+        for process in bench.grid.validators:
+            process.kill()
+        killed = time.monotonic()
+        bench.validator()
+        accepted = bench.notes.wait(
+            mark, lambda note: note.what == "Checked:accepted" and note.task == hit.task, 100.0
+        )
+        bench.check(job)
+        report(f"validator killed: its check done {accepted.time - killed:.1f} s later; {bench.account(mark, job)}")
+
+
+def test_a_job_cancelled_halfway_is_gone(bench, report):
+    bench.ensure(2)
+    blobs = bench.grid.directory / "lab" / "blobs"
+    mark = bench.notes.mark()
+    job = bench.submit()
+    for status in job.events():
+        if status["progress"].get("grid", 0) >= bench.tasks / 2:
+            break
+    begun = time.monotonic()
+    job.cancel()
+    seconds = time.monotonic() - begun
+    assert job.status == "cancelled"
+    left = [path for path in blobs.rglob("*") if path.is_file()]
+    with pytest.raises(JobCancelled):
+        job.result()
+    until(lambda: not sum(bench.status["tasks"][state] for state in ("queued", "leased", "committed", "checking")), 5.0)
+    report(f"cancelled at half: gone after {seconds:.2f} s; {len(left)} blobs left")
+    assert not left
+    last = bench.notes.mark()
+    job.release()
+    assert not bench.notes.since(last, "computes")
