@@ -50,7 +50,7 @@ BLOCK_ELEMENTS = 1 << 17
 """Elements of the blocks that are cast at a time: 1 MiB in float64, what a core's own cache holds."""
 
 MISS = 0.01
-"""Bound of the probability that an error of ten times the threshold passes the two projections."""
+"""Bound of the probability that an error of five times the threshold passes the two projections: 1/(4 t²)."""
 
 
 def unit_roundoff(dtype: Any) -> float:

@@ -81,11 +81,12 @@ def test_lies_are_found_out(full, sample, report):
             continue
         if counts["accepted"]:
             missed[name, liar, times] = counts
-        if times != 1.0:
-            assert counts["accepted"] <= (1 if full else 0), (name, liar, times, counts)
+        # Opposite errors of t thresholds hide in one projection with probability 1/(2 t), in both with its square.
+        allowed = {1.0: 100, 3.0: 8, 10.0: 3}[times] if liar == "pair" else 100 if times == 1.0 else 1
+        assert counts["accepted"] <= (allowed if full else min(allowed, 1)), (name, liar, times, counts)
         if full or counts["accepted"]:
             report(f"{name:10} {liar:13} {times:4}× {counts}")
-    assert all(times == 1.0 for _, _, times in missed), missed
+    assert all(times == 1.0 or liar == "pair" for _, liar, times in missed), missed
 
 
 def test_a_liar_changes_nothing_that_it_was_given():
