@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,8 @@ class LabNode:
         self._prepared: dict[Program, Prepared] = {}
         self._kept: dict[str, tuple[Digest, ...]] = {}
         self._kept_lock = threading.Lock()
+        self._over: deque[str] = deque(maxlen=KEPT_JOBS)
+        """Jobs that were cancelled: threads may still be busy with tasks of theirs."""
         self._prices = Prices()
         self._closers: list[Any] = []
 
@@ -221,16 +223,26 @@ class LabNode:
             queue.put_nowait(offer)
 
     # --- blobs of keys --------------------------------------------------------------------------------------------
-    def keeps(self, key: str, digests: tuple[Digest, ...]) -> None:
+    def keeps(self, job: Job, key: str, digests: tuple[Digest, ...]) -> None:
         """The value of a key of the lab's graph refers to these blobs. From any thread."""
         for name in digests:
             self.blobs.retain(name)
         with self._kept_lock:
-            earlier = self._kept.pop(key, ())
-            if digests:
+            over = job.id in self._over
+            earlier = digests if over else self._kept.pop(key, ())
+            if digests and not over:
                 self._kept[key] = digests
         for name in earlier:
-            self.blobs.release(name)
+            self.blobs.release(name, at_once=over)
+
+    def _drop_blobs(self, job: Job) -> None:
+        """All that was kept for a job goes, and what its last tasks still store."""
+        with self._kept_lock:
+            self._over.append(job.id)
+            keys = [key for key in self._kept if f"-{job.id}-" in key]
+            digests = [name for key in keys for name in self._kept.pop(key)]
+        for name in digests:
+            self.blobs.release(name, at_once=True)
 
     def count(self, where: str, tasks: int) -> None:
         """Add to `origins`. From any thread."""
@@ -345,6 +357,8 @@ class LabNode:
         """Nothing goes on for this job, and nothing stays of it."""
         if job.run is not None:
             job.run.close()
+        if isinstance(job.error, JobCancelled):  # one that has failed may be tried again, and find what it had
+            await asyncio.to_thread(self._drop_blobs, job)
         futures, job.futures = job.futures, []
         if futures:
             await self._cluster.cancel(futures)
@@ -365,7 +379,8 @@ class _Observer:
 
     def __init__(self, node: LabNode, job: Job):
         self._node, self._job = node, job
-        self.grid_state, self.grid_again, self.keeps = job.grid_state, job.grid_again, node.keeps
+        self.grid_state, self.grid_again = job.grid_state, job.grid_again
+        self.keeps = functools.partial(node.keeps, job)
 
     def grid_done(self, key: str, accepted: Accepted, origins: int) -> None:
         self._job.grid_done(key, accepted, origins)

@@ -176,15 +176,18 @@ class BlobStore:
             self._doomed.pop(name, None)
             self._fresh.pop(name, None)
 
-    def release(self, name: Digest) -> None:
-        """One holder less; after the last and the grace `collect` deletes it."""
+    def release(self, name: Digest, *, at_once: bool = False) -> None:
+        """One holder less; after the last and the grace `collect` deletes it, or it goes `at_once`."""
         with self._lock:
             if self._references[name] <= 0:
                 raise StoreError(f"blob {name} was released more often than retained")
             self._references[name] -= 1
             if not self._references[name]:
                 del self._references[name]
-                self._doomed[name] = self._clock() + self.grace
+                if at_once:
+                    self._remove(name)
+                else:
+                    self._doomed[name] = self._clock() + self.grace
 
     def collect(self) -> list[Digest]:
         """Delete blobs whose grace is over; their digests."""

@@ -118,6 +118,17 @@ def test_the_last_reference_and_the_grace_delete(blobs):
         blobs.release(name)
 
 
+def test_a_blob_may_go_at_once_unless_another_holds_it(blobs):
+    name = blobs.put(b"1" * 1000)
+    blobs.retain(name)
+    blobs.retain(name)
+    blobs.release(name, at_once=True)
+    assert blobs.has(name)
+    blobs.release(name, at_once=True)
+    assert not blobs.has(name)
+    assert blobs.used == 0
+
+
 def test_blobs_of_an_earlier_run_stay_until_room_is_needed(tmp_path):
     first = BlobStore(tmp_path)
     old, older = first.put(b"2" * 1000), first.put(b"1" * 1000)
