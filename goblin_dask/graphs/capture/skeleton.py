@@ -21,7 +21,19 @@ from goblin_dask.graphs.capture.pytree import is_array
 
 _PLAIN = frozenset({int, str, bool, bytes, type(None), type(Ellipsis)})
 _LIBRARIES = frozenset(
-    {"numpy", "dask", "scipy", "operator", "_operator", "builtins", "functools", "toolz", "tlz", "cytoolz"}
+    {
+        "goblin_dask",
+        "numpy",
+        "dask",
+        "scipy",
+        "operator",
+        "_operator",
+        "builtins",
+        "functools",
+        "toolz",
+        "tlz",
+        "cytoolz",
+    }
 )
 
 
