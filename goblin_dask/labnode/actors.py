@@ -41,19 +41,14 @@ class Moved(msgspec.Struct, frozen=True, array_like=True, tag=True):
     state: str
 
 
-class Again(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An accepted task was withdrawn: its volunteer was proven wrong elsewhere."""
-
-    key: str
-
-
 SUMS = (
-    "grid", "grid_origins", "lab", "lab_origins", "reused", "rejected", "bytes_moved", "check_seconds", "compute_seconds",
+    "grid", "grid_origins", "lab", "lab_origins", "reused", "rejected",
+    "bytes_moved", "check_seconds", "compute_seconds",
 )  # fmt: skip
-"""What a job's progress counts. `grid` and `lab`: tasks accepted from volunteers, and run in the laboratory because they
-did not trace or were not worth the way; `…_origins`: tasks of the researcher's own graph that these stand for."""
+"""What a job's progress counts. `grid` and `lab`: tasks accepted from volunteers, and run in the laboratory because
+they did not trace or were not worth the way; `…_origins`: tasks of the researcher's graph that these stand for."""
 
-Happening = OnGrid | InLab | Moved | Again
+Happening = OnGrid | InLab | Moved
 
 
 class JobActor:
@@ -91,8 +86,6 @@ class JobActor:
                 case Moved():
                     if each.key not in self._done:
                         self._states[each.key] = each.state
-                case Again():
-                    self._forget(each.key)
         return self.progress()
 
     def _forget(self, key: str) -> None:

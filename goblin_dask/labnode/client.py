@@ -68,6 +68,8 @@ class Lab:
         Policy where a call does not say: ``auto``, ``recompute``, ``replicate`` or ``sample:p``.
     offload : str, optional
         ``auto``, ``always`` or ``never`` where a call does not say.
+    fuse : bool
+        Whether tasks may be joined into larger ones; without, each of Dask's tasks is verified on its own.
     progress : bool, optional
         Whether `compute`, `get` and `to_zarr` show a bar; by default where there is somebody to see it.
     """
@@ -79,13 +81,14 @@ class Lab:
         *,
         verify: str | None = None,
         offload: str | None = None,
+        fuse: bool = True,
         progress: bool | None = None,
     ):
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise InputError(f"{url!r} is not the address of a lab node; http://HOST:PORT is expected")
         self.url, self._token = url, token
-        self.verify, self.offload, self.progress = verify, offload, progress
+        self.verify, self.offload, self.fuse, self.progress = verify, offload, fuse, progress
         self._address = (parts.hostname, parts.port or 80)
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
@@ -123,7 +126,7 @@ class Lab:
         if not found:
             raise InputError("nothing to compute: no dask collection was given, such as a dask array")
         expression, keys = expression_of(found)
-        submission = Submission(expression, keys, verify or self.verify, offload or self.offload, name=name)
+        submission = self._submission(expression, keys, verify, offload, name=name)
         return Job(self, self._post(submission), repack, found, single=len(collections) == 1)
 
     def compute(self, *collections: Any, verify: str | None = None, offload: str | None = None) -> Any:
@@ -138,7 +141,7 @@ class Lab:
 
         Keywords ``verify`` and ``offload`` are those of `submit`.
         """
-        submission = Submission(graph, keys, kwargs.get("verify", self.verify), kwargs.get("offload", self.offload))
+        submission = self._submission(graph, keys, kwargs.get("verify"), kwargs.get("offload"))
         with Job(self, self._post(submission)) as job, self._bar(job):
             return job.result()
 
@@ -195,9 +198,10 @@ class Lab:
             overwrite,
             options,
         )
-        return Job(
-            self, self._post(Submission(expression, keys, verify or self.verify, offload or self.offload, target))
-        )
+        return Job(self, self._post(self._submission(expression, keys, verify, offload, target=target)))
+
+    def _submission(self, graph: Any, keys: Any, verify: str | None, offload: str | None, **more: Any) -> Submission:
+        return Submission(graph, keys, verify or self.verify, offload or self.offload, fuse=self.fuse, **more)
 
     @contextmanager
     def _bar(self, job: Job) -> Iterator[None]:

@@ -9,8 +9,9 @@ against 0.9 ms, 250 pairs of tasks on 2 busy cores): each message between two lo
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ import dask.config
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Scheduler, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
+
+from goblin_dask.verify.sampling import SampledRecheck
 
 _SETTINGS = {
     "distributed.scheduler.work-stealing": False,  # every task is bound to its kind of worker
@@ -178,6 +181,34 @@ class LabCluster:
             futures = self.client.get(graph, keys, sync=False)
         on_futures(futures)
         return dict(zip(keys, await self.client.gather(futures), strict=True))
+
+    async def sample(self, run: str, p: float, recheck: Callable[[str], Awaitable[bool]]) -> SampledRecheck:
+        """Have a random share of a run's finished grid tasks verified once more."""
+
+        async def start() -> SampledRecheck:
+            plugin = SampledRecheck(p, random.SystemRandom(), lambda key, task: recheck(key))
+            await plugin.start(self.scheduler)
+            self.scheduler.add_plugin(plugin, name=f"goblin-sample-{run}")
+            return plugin
+
+        return await self._main.ask(start())
+
+    async def settled(self, run: str, plugin: SampledRecheck) -> tuple[str, ...]:
+        """Wait for what was drawn, end the sampling, and tell the keys whose results did not match."""
+        try:
+            return await self._main.ask(plugin.settled(run))
+        finally:
+            await self.stop_sampling(run, plugin)
+
+    async def stop_sampling(self, run: str, plugin: SampledRecheck) -> None:
+        """Nobody waits for what was drawn."""
+
+        async def stop() -> None:
+            plugin.forget(run)
+            if f"goblin-sample-{run}" in self.scheduler.plugins:
+                self.scheduler.remove_plugin(f"goblin-sample-{run}")
+
+        await self._main.ask(stop())
 
     async def cancel(self, futures: Iterable[Any]) -> None:
         """Give up what was asked for."""

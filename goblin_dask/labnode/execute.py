@@ -21,18 +21,23 @@ from distributed import Reschedule
 
 from goblin_dask import messages as m
 from goblin_dask.digest import Digest
+from goblin_dask.errors import GoblinError
 from goblin_dask.graphs.capture.dask_internals import GraphNode, Task, TaskRef
 from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, map_tree, unflatten
 from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
 from goblin_dask.labnode.assemble import Stored
 from goblin_dask.labnode.lowering import LateLowering
+from goblin_dask.labnode.originals import run_originals
 from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Plan, Region
 from goblin_dask.labnode.uplink import Accepted, GridLink, NotOnGrid, Order, Prepared
 from goblin_dask.store.arrays import source_region, write_region
 from goblin_dask.store.blobs import BlobStore
 from goblin_dask.store.chunks import load_array, store_array
 from goblin_dask.store.refs import ChunkRef
+from goblin_dask.verify.check import check_result
+from goblin_dask.verify.policy import UNCHECKED
+from goblin_dask.verify.sampling import ANNOTATION
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +56,34 @@ class Observer(Protocol):
 class _Call:
     """A grid task, with its operands as (position among the dependencies, position in that tuple, leaf)."""
 
+    task: GridTask
     program: Prepared
     operands: tuple[tuple[int, int | None, int], ...]
     trees: tuple[tuple[Any, tuple[int, ...]], ...]
     """For each key that it defines: its tree, and the outputs that the tree's leaves are."""
-    origins: int
     several: bool
 
-    def inputs(self, values: tuple[Any, ...]) -> tuple[ChunkRef, ...]:
-        """References that the program is to be run on."""
-        return tuple(
-            (values[at] if position is None else values[at][position]).refs[leaf]
-            for at, position, leaf in self.operands
-        )
+    def values(self, values: tuple[Any, ...]) -> tuple[Stored, ...]:
+        """Of each operand, the whole value of its key."""
+        return tuple(values[at] if position is None else values[at][position] for at, position, _ in self.operands)
+
+    def known(self, values: tuple[Any, ...]) -> dict[Key, Stored]:
+        """The same by the operands' keys in the researcher's graph."""
+        return {operand.key: value for operand, value in zip(self.task.operands, self.values(values), strict=True)}
+
+    def inputs(self, values: tuple[Any, ...]) -> tuple[ChunkRef, ...] | None:
+        """References that the program is to be run on; None where they are not what it was recorded for.
+
+        That happens behind a task that Dask's own functions did in its program's place, on data that it was not for.
+        """
+        found = []
+        for stored, (_, _, leaf), spec in zip(
+            self.values(values), self.operands, self.program.program.inputs, strict=True
+        ):
+            if leaf >= len(stored.refs) or stored.refs[leaf].spec != spec:
+                return None
+            found.append(stored.refs[leaf])
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,7 @@ class Run:
     Parameters
     ----------
     name : str
-        Random; becomes part of every key.
+        ``job-number``: the job's random identity, and how often it was run; becomes part of every key.
     plan : Plan
     link : GridLink
     blobs : BlobStore
@@ -113,6 +133,7 @@ class Run:
         prepared: Callable[[Program], Prepared],
     ):
         self.name = name
+        self._job = name.partition("-")[0]
         self.plan = plan
         self.places: dict[Key, Place] = {}
         self._link, self._blobs, self._pool, self._observer = link, blobs, pool, observer
@@ -120,6 +141,10 @@ class Run:
         self._calls: dict[str, _Call] = {}
         self._locals: dict[str, _Local] = {}
         self._waiting: dict[str, Future[Accepted]] = {}
+        self._unchecked: dict[str, tuple[Prepared, tuple[ChunkRef, ...], tuple[ChunkRef, ...]]] = {}
+        """Program, inputs and outputs of results that were accepted without a check."""
+        self.reopened = False
+        """Whether such a result was withdrawn: what was made of it must not be used."""
         self._cancelled = False
         self._lock = threading.Lock()
         self.priority_of: Callable[[str], tuple[int, ...]] = lambda key: ()
@@ -180,8 +205,9 @@ class Run:
         for dynamic in plan.dynamic:
             key = self.places[dynamic.key][0]
             uplink[key] = self._local_node(key, dynamic, when_known)
+        sampled = {ANNOTATION: self.name} if self._policy.method == "sample" else {}
         layers = {
-            "uplink": MaterializedLayer(uplink, annotations={"resources": {"uplink": 1}}),
+            "uplink": MaterializedLayer(uplink, annotations={"resources": {"uplink": 1}, **sampled}),
             "lab": MaterializedLayer(lab, annotations={"resources": {"lab": 1}}),
         }
         wanted = list(dict.fromkeys(self.places[key][0] for key in plan.keys))
@@ -200,7 +226,7 @@ class Run:
         for output in task.outputs:
             leaves, tree = _numbered(output.tree)
             trees.append((tree, leaves))
-        return _Call(self._prepared(task.program), operands, tuple(trees), task.origins, len(task.outputs) > 1)
+        return _Call(task, self._prepared(task.program), operands, tuple(trees), len(task.outputs) > 1)
 
     def _grid_node(self, key: str, task: GridTask, function: Callable[..., Any]) -> Task:
         dependencies, operands = self._operands(task)
@@ -227,24 +253,29 @@ class Run:
     async def on_grid(self, key: str, values: tuple[Any, ...]) -> Any:
         """A grid task. On the uplink's loop."""
         call = self._calls[key]
-        return await self._compute(key, call, call.inputs(values))
+        return await self._compute(key, call, call.inputs(values), call.known(values))
 
     def program_in_lab(self, key: str, values: tuple[Any, ...]) -> Any:
         """A grid task that is not worth its way to the grid. In a thread of a lab worker."""
         call = self._calls[key]
-        outputs = self._execute(call.program.program, call.inputs(values))
-        self._observer.lab_done(key, "lab", "moving its data takes longer than computing it", call.origins)
-        return self._finished(key, call, outputs)
+        reason = "moving its data takes longer than computing it"
+        return self._here(key, call, call.inputs(values), call.known(values), reason)
 
-    async def _compute(self, key: str, call: _Call, inputs: tuple[ChunkRef, ...]) -> Any:
+    async def _compute(
+        self, key: str, call: _Call, inputs: tuple[ChunkRef, ...] | None, known: Mapping[Key, Stored]
+    ) -> Any:
         observer = self._observer
+        work = functools.partial(asyncio.get_running_loop().run_in_executor, self._pool)
+        if inputs is None:
+            return await work(self._here, key, call, inputs, known, "")
         order = Order(
             call.program,
             inputs,
             self.priority_of(key),
             self._policy,
-            self.name,
+            self._job,
             on_state=lambda state: observer.grid_state(key, state),
+            on_reopened=self._on_reopened,
         )
         with self._lock:
             if self._cancelled:
@@ -252,18 +283,62 @@ class Run:
             future = self._waiting[key] = self._link.submit(order)
         try:
             accepted = await asyncio.wrap_future(future)
-            outputs = accepted.outputs
-            observer.grid_done(key, accepted, call.origins)
+            observer.grid_done(key, accepted, call.task.origins)
+            if accepted.verdict.method == UNCHECKED:
+                self._unchecked[key] = (call.program, inputs, accepted.outputs)
+            return self._finished(key, call, accepted.outputs)
         except NotOnGrid as error:
-            work = asyncio.get_running_loop().run_in_executor
-            outputs = await work(self._pool, self._execute, call.program.program, inputs)
-            observer.lab_done(key, "lab", str(error), call.origins)
+            return await work(self._here, key, call, inputs, known, str(error))
         except asyncio.CancelledError:
             # Dask has released the task: whatever it returns now is thrown away, and an error would be logged
             raise Reschedule from None
         finally:
             self._waiting.pop(key, None)
-        return self._finished(key, call, outputs)
+
+    def _on_reopened(self) -> None:
+        self.reopened = True
+
+    async def recheck(self, key: str) -> bool:
+        """Have a finished task verified in full; whether its result stands. On the loop of Dask's scheduler."""
+        program, inputs, outputs = self._unchecked.pop(key, (None, (), ()))
+        if program is None:
+            return True
+        order = Order(program, inputs, self.priority_of(key), m.Policy(), self._job)
+        try:
+            accepted = await asyncio.wrap_future(self._link.submit(order))
+        except NotOnGrid:
+            work = asyncio.get_running_loop().run_in_executor
+            return await work(self._pool, self._stands, program.program, inputs, outputs)
+        # where machines round differently an honest result may have another digest: then the verified one is used
+        return [ref.digest for ref in accepted.outputs] == [ref.digest for ref in outputs]
+
+    def _stands(self, program: Program, inputs: tuple[ChunkRef, ...], outputs: tuple[ChunkRef, ...]) -> bool:
+        sources = [functools.partial(load_array, self._blobs, ref) for ref in inputs]
+        found = [load_array(self._blobs, ref) for ref in outputs]
+        return check_result(program, sources, found, method="recompute").verdict == "accepted"
+
+    def _here(
+        self, key: str, call: _Call, inputs: tuple[ChunkRef, ...] | None, known: Mapping[Key, Stored], reason: str
+    ) -> Any:
+        """A grid task in the laboratory: by its program or, where that refuses these data, by Dask's own tasks."""
+        refusal: Exception | None = None
+        if inputs is not None:
+            try:
+                result = self._finished(key, call, self._execute(call.program.program, inputs))
+            except (GoblinError, ValueError, ArithmeticError) as error:
+                refusal = error
+        if inputs is None or refusal is not None:
+            reason = f"its program is not for these data: {refusal or 'they have other shapes than was expected'}"
+            result = self._by_originals(key, call, known)
+        self._observer.lab_done(key, "lab", reason, call.task.origins)
+        return result
+
+    def _by_originals(self, key: str, call: _Call, known: Mapping[Key, Stored]) -> Any:
+        wanted = [output.key for output in call.task.outputs]
+        values = run_originals(self.plan.graph, wanted, {name: self.read(value) for name, value in known.items()})
+        stored = tuple(self.write(values[name]) for name in wanted)
+        self._keep(key, tuple(ref for value in stored for ref in value.refs))
+        return stored if call.several else stored[0]
 
     def _finished(self, key: str, call: _Call, outputs: tuple[ChunkRef, ...]) -> Any:
         self._keep(key, outputs)
@@ -295,7 +370,7 @@ class Run:
         if isinstance(traced, str):
             return await loop.run_in_executor(self._pool, self._run_node, key, task.task, operands, "lab", traced)
         refs = tuple(operands[operand.key].refs[operand.leaf] for operand in traced.operands)
-        return await self._compute(key, self._call(traced, ()), refs)
+        return await self._compute(key, self._call(traced, ()), refs, operands)
 
     def in_lab(self, key: str, values: tuple[Any, ...]) -> Stored:
         """A task of the laboratory. In a thread of a lab worker."""
@@ -325,7 +400,10 @@ class Run:
         if kind == "view":
             stored = Stored.of_references(node({name: value.references() for name, value in operands.items()}))
         else:
-            stored = self.write(node({name: self.read(value) for name, value in operands.items()}))
+            values = {name: self.read(value) for name, value in operands.items()}
+            stored = self.write(node(values))
+            if kind == "lab" and not any(map(_reads_array, values.values())):
+                kind = "source"
         self._keep(key, stored.refs)
         self._observer.lab_done(key, kind, reason, 1)
         return stored
@@ -343,6 +421,10 @@ class Run:
         """References to the arrays of a tree; what blobs cannot hold (masked arrays, objects) stays in the tree."""
         arrays, tree = flatten(value, is_array)
         return Stored(tree, tuple(store_array(self._blobs, array) for array in arrays))
+
+
+def _reads_array(value: Any) -> bool:
+    return bool(flatten(value, lambda each: hasattr(each, "__array__"))[0])
 
 
 def _named(local: _Local, values: tuple[Any, ...]) -> dict[Key, Stored]:

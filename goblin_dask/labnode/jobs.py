@@ -15,7 +15,7 @@ from distributed.client import FutureCancelledError
 from goblin_dask import messages as m
 from goblin_dask.digest import Digest
 from goblin_dask.errors import GoblinError, InputError, JobCancelled, JobFailed
-from goblin_dask.labnode.actors import Again, Happening, InLab, JobActor, Moved, OnGrid
+from goblin_dask.labnode.actors import Happening, InLab, JobActor, Moved, OnGrid
 from goblin_dask.labnode.assemble import Stored
 from goblin_dask.labnode.cluster import LabCluster
 from goblin_dask.labnode.execute import Run
@@ -59,6 +59,8 @@ class Submission:
     verify: str | m.Policy | None = None
     offload: str | None = None
     target: Target | None = None
+    fuse: bool = True
+    """Whether tasks may be joined into larger ones; without, each is verified on its own."""
     name: str = ""
     """For the researcher's eyes; it never leaves the laboratory."""
 
@@ -153,10 +155,6 @@ class Job:
     def grid_done(self, key: str, accepted: Accepted, origins: int) -> None:
         self._accepted[key] = (accepted.task, origins)
         self._tell(OnGrid(key, accepted.verdict, origins, accepted.reused))
-
-    def grid_again(self, key: str) -> None:
-        self._accepted.pop(key, None)
-        self._tell(Again(key))
 
     def lab_done(self, key: str, kind: str, reason: str, origins: int) -> None:
         happening = self._lab[key] = InLab(key, kind, reason, origins)

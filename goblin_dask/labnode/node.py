@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import logging
 import os
@@ -290,22 +291,7 @@ class LabNode:
             request, plan = await self._loop.run_in_executor(self._lowering, self._lower, job.submission, offload)
             if job.submission.target is not None:
                 writing = await asyncio.to_thread(Writing, job.submission.target, plan)
-            run = job.run = Run(
-                job.id,
-                plan,
-                link=self._link,
-                blobs=self.blobs,
-                pool=self._pool,
-                observer=_Observer(self, job),
-                policy=policy,
-                prepared=self._prepare,
-            )
-            run.priority_of = self._cluster.priority_of
-            graph, wanted = run.graph()
-            total = sum(len(layer) for layer in graph.layers.values())
-            job.report_to_actor(self._cluster, total, self._known)
-            job.become("running")
-            values = await self._cluster.compute(graph, wanted, job.futures.extend)
+            run, values = await self._compute(job, plan, policy)
             await job.last_report()
             if writing is not None:
                 job.become("storing")
@@ -324,12 +310,47 @@ class LabNode:
             if job.run is not None:
                 job.run.close()
 
+    async def _compute(self, job: Job, plan: Plan, policy: m.Policy) -> tuple[Run, dict[str, Any]]:
+        """Run a plan. Again, when sampling has found something wrong that was used: the rest is in the ledger."""
+        for number in itertools.count():
+            run = job.run = Run(
+                f"{job.id}-{number}",
+                plan,
+                link=self._link,
+                blobs=self.blobs,
+                pool=self._pool,
+                observer=_Observer(self, job),
+                policy=policy,
+                prepared=self._prepare,
+            )
+            run.priority_of = self._cluster.priority_of
+            graph, wanted = run.graph()
+            if not number:
+                job.report_to_actor(self._cluster, sum(map(len, graph.layers.values())), self._known)
+                job.become("running")
+            if policy.method != "sample":
+                return run, await self._cluster.compute(graph, wanted, job.futures.extend)
+            sampling = await self._cluster.sample(run.name, policy.probability, run.recheck)
+            try:
+                values = await self._cluster.compute(graph, wanted, job.futures.extend)
+                mismatched = await self._cluster.settled(run.name, sampling)
+            finally:
+                await self._cluster.stop_sampling(run.name, sampling)
+                self._link.settle(job.id)
+            if not mismatched and not run.reopened:
+                return run, values
+            logger.warning("job %s: %d sampled results were wrong, its graph is run again", job.id, len(mismatched))
+            run.close()
+            futures, job.futures = job.futures, []
+            await self._cluster.release(futures)
+        raise AssertionError
+
     def _lower(self, submission: Submission, offload: str) -> tuple[Request, Plan]:
         if submission.target is not None:
             check_target(submission.target)
         request = Request.of(submission.graph, submission.keys)
         plan = lower(request, request.keys)
-        if offload != "never":
+        if offload != "never" and submission.fuse:
             plan = fuse(plan, self.offer, self._prices)
         return request, place(plan, self.offer, offload, self._prices)  # type: ignore[arg-type]
 
@@ -379,14 +400,22 @@ class _Observer:
 
     def __init__(self, node: LabNode, job: Job):
         self._node, self._job = node, job
-        self.grid_state, self.grid_again = job.grid_state, job.grid_again
         self.keeps = functools.partial(node.keeps, job)
 
+    def grid_state(self, key: str, state: str) -> None:
+        self._job.grid_state(_task_of(key), state)
+
     def grid_done(self, key: str, accepted: Accepted, origins: int) -> None:
-        self._job.grid_done(key, accepted, origins)
+        self._job.grid_done(_task_of(key), accepted, origins)
         self._node.count("grid", origins)
 
     def lab_done(self, key: str, kind: str, reason: str, origins: int) -> None:
-        self._job.lab_done(key, kind, reason, origins)
+        self._job.lab_done(_task_of(key), kind, reason, origins)
         if kind == "lab":
             self._node.count("lab", origins)
+
+
+def _task_of(key: str) -> str:
+    """What a key stands for, however often its job's graph is run."""
+    kind, *_, number = key.split("-")
+    return f"{kind}-{number}"

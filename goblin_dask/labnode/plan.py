@@ -7,7 +7,7 @@ values) at the leaves; chunk reductions return dicts, `topk` lists. On the lab's
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,8 @@ class Plan:
     dynamic: list[DynamicTask] = field(default_factory=list)
     keys: tuple[Key, ...] = ()
     """Keys whose values are wanted, culled to."""
+    graph: Mapping[Key, Any] = field(default_factory=dict)
+    """Dask's own tasks: where a program cannot be run on its data, they are run in its place."""
     specs: dict[Key, Any] = field(default_factory=dict)
     """Tree of `ArraySpec`s of each key where known."""
     templates: int = 0

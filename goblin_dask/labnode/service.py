@@ -11,7 +11,7 @@
 ``GET /jobs/ID/certificate``      how it was verified
 ``POST /jobs/ID/cancel``          cancel it; answers when it is gone
 ``DELETE /jobs/ID``               cancel it if need be, and let go of its results
-``GET /offer``                    what the volunteers offer; ``?volunteers=N&validators=M`` waits until so many are there
+``GET /offer``                    what the volunteers offer; with ``?volunteers=N&validators=M``, once so many are there
 ================================  =====================================================================================
 """
 

@@ -1,7 +1,7 @@
 """Zarr arrays that a job writes: all of one or nothing of it.
 
-Blocks are written into an array beside the one that is meant, which takes its place when the last block is there and the
-certificate is written. So a job that fails leaves nothing, and an array that is replaced is whole until then.
+Blocks are written into an array beside the one that is meant, which takes its place when the last block is there and
+the certificate is written. So a job that fails leaves nothing, and an array that is replaced is whole until then.
 """
 
 from __future__ import annotations

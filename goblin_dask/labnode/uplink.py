@@ -27,7 +27,7 @@ from goblin_dask.store.buffers import nbytes
 from goblin_dask.store.chunks import from_wire
 from goblin_dask.store.ledger import Ledger
 from goblin_dask.store.refs import ChunkRef
-from goblin_dask.verify.policy import demands_more
+from goblin_dask.verify.policy import UNCHECKED, demands_more
 from goblin_dask.wire.client import ClientSession, dial
 from goblin_dask.wire.process import trust, url_of
 from goblin_dask.wire.session import PATH
@@ -129,7 +129,7 @@ class GridLink:
         self._data, self._ledger, self._blobs = data, ledger, blobs
         self._on_offer = on_offer
         self._tasks: dict[Digest, _Outstanding] = {}
-        self._unchecked: dict[Digest, list[Callable[[], None]]] = {}
+        self._unchecked: dict[Digest, dict[str, Callable[[], None]]] = {}
         self._defined: set[Digest] = set()
         self._session: ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,6 +175,11 @@ class GridLink:
         future: Future[Accepted] = Future()
         self._loop.call_soon_threadsafe(self._want, order, future)
         return future
+
+    def settle(self, job: str) -> None:
+        """Nobody is to be told any more that a result of this job is withdrawn. On the link's loop."""
+        for name in [name for name, waiting in self._unchecked.items() if waiting.pop(job, None) and not waiting]:
+            del self._unchecked[name]
 
     def _want(self, order: Order, future: Future[Accepted]) -> None:
         if future.cancelled():
@@ -339,13 +344,13 @@ class GridLink:
         self._data.forget(message.task)
         accepted = Accepted(outputs, message.verdict, task=message.task)
         for future, order in task.orders.items():
-            if order.on_reopened is not None:
-                self._unchecked.setdefault(message.task, []).append(order.on_reopened)
+            if order.on_reopened is not None and message.verdict.method == UNCHECKED:
+                self._unchecked.setdefault(message.task, {})[order.job] = order.on_reopened
             _resolve(future, accepted)
 
     def _reopened(self, name: Digest) -> None:
         self._ledger.withdraw(name)
-        for notify in self._unchecked.pop(name, ()):
+        for notify in self._unchecked.pop(name, {}).values():
             notify()
 
 

@@ -101,13 +101,17 @@ async def _perform(work: Work) -> None:
         await worker.runner.run(work)
 
 
+_open: set[InProcessGrid] = set()
+"""Grids of this process; while there is one, its workers do what `_perform` says."""
+
+
 class InProcessGrid:
     """A whole grid in this process; a context manager.
 
     Parameters
     ----------
     volunteers, validators : int
-    offload, verify : str, optional
+    offload, verify, fuse : optional
         For everything that `lab` computes.
     directory : path, optional
         For blobs and ledger; a temporary one by default.
@@ -124,6 +128,7 @@ class InProcessGrid:
         *,
         offload: str | None = "always",
         verify: str | None = None,
+        fuse: bool = True,
         directory: Path | str | None = None,
         gateway_config: dict[str, Any] | None = None,
         lab_options: dict[str, Any] | None = None,
@@ -139,7 +144,7 @@ class InProcessGrid:
         try:
             self.run(self._start_grid())
             self._lab_loop.run(self.node.start()).result()
-            self.lab = Lab(self.node.url, self.node.token, offload=offload, verify=verify, progress=False)
+            self.lab = Lab(self.node.url, self.node.token, offload=offload, verify=verify, fuse=fuse, progress=False)
             self.lab.wait_for(volunteers=volunteers, validators=validators)
         except BaseException:
             self.close()
@@ -153,7 +158,13 @@ class InProcessGrid:
         """Run a coroutine on the lab node's loop."""
         return self._lab_loop.run(work).result()
 
+    def counts(self) -> dict[str, int]:
+        """Tasks of all graphs so far that read an array: accepted from volunteers (``grid``), and all (``array``)."""
+        origins = self.node.origins
+        return {"grid": origins["grid"], "array": origins["grid"] + origins["lab"]}
+
     async def _start_grid(self) -> None:
+        _open.add(self)
         self.gateway = Gateway(GatewayConfig(port=0, **self._gateway_config))
         await self.gateway.start()
         token = await create_token(self.gateway.database, "lab", "lab")
@@ -196,7 +207,9 @@ class InProcessGrid:
         await asyncio.gather(*(worker.close(nanny=False) for worker in self.workers))
         if hasattr(self, "gateway"):
             await self.gateway.stop()
-        perform_with(None)
+        _open.discard(self)
+        if not _open:
+            perform_with(None)
         introduce(None)
 
     def __enter__(self) -> InProcessGrid:

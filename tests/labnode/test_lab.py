@@ -13,7 +13,9 @@ import pytest
 import zarr
 
 import goblin_dask as goblin
+from goblin_dask.digest import digest
 from goblin_dask.errors import ConnectionLost, InputError, JobCancelled, JobError, JobFailed, Refused, TooLarge
+from goblin_dask.messages import BlobRef
 from goblin_dask.testing.inprocess import InProcessGrid
 
 
@@ -247,3 +249,40 @@ def test_matmul_is_cut_for_the_grid(lab, tmp_path):
     result = lab.compute(lab.matmul(a, b))
     np.testing.assert_array_equal(result, a @ b)
     assert result.dtype == np.int8
+
+
+class TestSampling:
+    def test_what_was_drawn_has_matched_before_the_job_is_done(self, lab):
+        x = array((48, 48), 8, seed=21)
+        lab_once = goblin.Lab(lab.url, lab._token, offload="always", fuse=False, progress=False)
+        with lab_once, lab_once.submit(x * 5, verify="sample:0.3") as job:
+            np.testing.assert_array_equal(job.result(), (x * 5).compute(scheduler="sync"))
+            methods = job.progress["methods"]
+            assert sum(methods.values()) == 36
+            assert methods["unchecked"] < 36
+
+    def test_a_wrong_result_that_is_drawn_is_computed_again(self, tmp_path):
+        """A volunteer lies until the first of its results is proven wrong; whatever of it was used is not returned."""
+        lies = []
+
+        def tamper(number, runner):
+            if number == 0:
+                compute = runner._compute
+
+                def lie(program, inputs, attempt):
+                    outputs, seconds = compute(program, inputs, attempt)
+                    for output in outputs:
+                        data = np.frombuffer(output.ref.inline, output.ref.spec.dtype) + 1
+                        output.ref = BlobRef(digest(data), output.ref.spec, output.ref.nbytes, data.tobytes())
+                    lies.append(attempt)
+                    return outputs, seconds
+
+                runner._compute = lie
+
+        x = array((40, 40), 4, seed=22)
+        with (
+            InProcessGrid(volunteers=2, fuse=False, directory=tmp_path, tamper=tamper) as grid,
+            grid.lab.submit(x - 3, verify="sample:0.9") as job,
+        ):
+            np.testing.assert_array_equal(job.result(), (x - 3).compute(scheduler="sync"))
+        assert lies

@@ -1,0 +1,53 @@
+"""A program's own Dask tasks, run in its place: for data that the program refuses, and their functions may not.
+
+A program is recorded from shapes and dtypes alone. That a matrix is singular, an index out of range or a count too
+large shows only on the data; then the functions that the researcher called give their own result, or their own error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from goblin_dask.errors import InputError
+from goblin_dask.labnode import sources
+from goblin_dask.labnode.plan import Key
+
+
+def run_originals(graph: Mapping[Key, Any], keys: Iterable[Key], known: Mapping[Key, Any]) -> dict[Key, Any]:
+    """Values of some keys by the tasks of the researcher's graph.
+
+    Parameters
+    ----------
+    graph : mapping
+        Dask's tasks.
+    keys : iterable of key
+    known : mapping
+        Values that are there already; what lies above them is not run.
+
+    Raises
+    ------
+    InputError
+        When a task that stores something would have to be run again.
+    Exception
+        Whatever the researcher's functions raise.
+    """
+    wanted = list(keys)
+    values = dict(known)
+    stack = list(reversed(wanted))
+    while stack:
+        key = stack[-1]
+        if key in values:
+            stack.pop()
+            continue
+        node = graph[key]
+        missing = [each for each in node.dependencies if each not in values]
+        if missing:
+            stack.extend(missing)
+            continue
+        function = getattr(node, "func", None)
+        if sources.is_sink(function) or sources.is_load(function):
+            raise InputError(f"{key!r} stores what it computes, and is not run twice")
+        values[key] = node({each: values[each] for each in node.dependencies})
+        stack.pop()
+    return {key: values[key] for key in wanted}
