@@ -241,25 +241,26 @@ def _linear(step: Step, operands: list[Bounded], y: Array, number: int, dtype: n
 
 
 def _bilinear(step: Step, operands: list[Bounded], y: Array, number: int, dtype: np.dtype[Any]) -> Any:
-    """Sums of products of two operands."""
-    if len(operands) != 2 or not (is_floating(dtype) or dtype.kind == "c"):
+    """Sums of products of two operands, on top of an addend where there are three."""
+    if len(operands) not in (2, 3) or not (is_floating(dtype) or dtype.kind == "c"):
         return None
-    a, b = (np.abs(o.fine).astype(np.float64) for o in operands)
+    *addend, a, b = (np.abs(o.fine).astype(np.float64) for o in operands)
+    nothing = [np.zeros_like(c) for c in addend]
     specs = tuple(step.specs)
     flops = float(step.operator.flops(_specs(operands, step), specs, step.attributes))
     terms = int(flops / 2 / max(y.size, 1)) + 2
     # Sums of halves are rounded once more; inside they are in float32.
     inner, outer = min(unit_roundoff(dtype), 2.0**-24), unit_roundoff(dtype)
-    size = apply(step, (a, b), DOUBLE)[number].real
+    size = apply(step, [*addend, a, b], DOUBLE)[number].real
     factor = 4.0 if dtype.kind == "c" else 1.0
 
     def error(errors: list[Array], growth: Any) -> Array:
         total = _grown(factor * growth(terms, inner) * size + 2 * outer * np.abs(y), y, operands)
-        if not operands[0].exact:
-            total = total + apply(step, [errors[0], b], DOUBLE)[number].real
-        if not operands[1].exact:
-            total = total + apply(step, [a + errors[0], errors[1]], DOUBLE)[number].real
-        return np.asarray(total)
+        if not operands[-2].exact:
+            total = total + apply(step, [*nothing, errors[-2], b], DOUBLE)[number].real
+        if not operands[-1].exact:
+            total = total + apply(step, [*nothing, a + errors[-2], errors[-1]], DOUBLE)[number].real
+        return np.asarray(total + errors[0] if addend else total)
 
     return _both(operands, error)
 
@@ -314,6 +315,8 @@ RULES: dict[str, Rule] = {
     "cumulative_sum": _linear,
     "trace": _linear,
     "matmul": _bilinear,
+    "addmm": _bilinear,
+    "baddbmm": _bilinear,
     "tensordot": _bilinear,
     "vecdot": _bilinear,
     "einsum": _bilinear,

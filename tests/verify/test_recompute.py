@@ -176,3 +176,26 @@ def test_classes_of_not_numbers():
 def test_what_the_checker_cannot_compute_says_nothing():
     program, _ = build([((3, 3), "float64")], lambda b, x: b.add("inv", [x]))
     assert check_result(program, [np.zeros((3, 3))], [np.ones((3, 3))]).verdict == "failed"
+
+
+def test_a_sum_of_products_is_proven_wrong_as_algebra_would():
+    """A host that has lied before is recomputed: that must not prove less than the check that caught it."""
+    shapes = [((38, 450), "float32"), ((450, 36), "float32"), ((38, 450), "float32"), ((450, 36), "float32")]
+
+    def chain(builder, a, b, c, d):
+        return builder.add("addmm", [*builder.add("matmul", [a, b]), c, d])
+
+    program, slots = build(shapes, chain)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, np.float32) for shape, _ in shapes]
+    inputs = [arrays[slot] for slot in slots]
+    (output,) = execute(program, inputs)
+    a, b, c, d = arrays
+    sequential = np.zeros_like(output)
+    for left, right in ((c, d), (a, b)):
+        for column, row in zip(left.T, right, strict=True):
+            sequential += np.outer(column, row)
+    assert check_by_recomputation(program, inputs, [sequential]).verdict == "accepted"
+    lie = np.array(output)
+    lie[5, 7] += 0.1  # the threshold of the algebraic check of such data
+    assert check_by_recomputation(program, inputs, [lie]).verdict == "wrong"
