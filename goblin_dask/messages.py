@@ -378,7 +378,7 @@ def encode(message: object) -> bytes:
 
 def decoder(union: object) -> msgspec.msgpack.Decoder[object]:
     """Decoder of one of the unions above; keep it, making one is slow."""
-    return msgspec.msgpack.Decoder(union)  # type: ignore[call-overload, no-any-return]
+    return msgspec.msgpack.Decoder(union)
 
 
 def decode(data: bytes | memoryview, using: msgspec.msgpack.Decoder[M]) -> M:

@@ -30,6 +30,7 @@ def imports(path: Path) -> set[tuple[int, str]]:
         else:
             continue
         found |= {(node.lineno, name.split(".")[1]) for name in names if name.startswith("goblin_dask.")}
+        found -= {(node.lineno, "__version__")}
     return found
 
 
