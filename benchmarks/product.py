@@ -98,7 +98,9 @@ def main() -> None:
         alone, _ = product_alone(folder, options.repeat)
         whole = best(lambda: numpy_zarr_to_zarr(folder, options.chunk), options.repeat)
         dask_seconds = {} if options.no_cluster else cluster(folder, side, [side // 4, side // 2])
-        with goblin.LocalGrid(volunteers=2, memory=options.memory, routes="auto" if options.route == "local" else "direct") as grid:
+        with goblin.LocalGrid(
+            volunteers=2, memory=options.memory, routes="auto" if options.route == "local" else "direct"
+        ) as grid:
             grid.lab.compute(da.ones((64, 64), chunks=32) @ da.ones((64, 64), chunks=32))  # everybody is awake
             times, spent = [], 0.0
             for run in range(options.repeat):
