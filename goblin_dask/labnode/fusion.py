@@ -61,6 +61,7 @@ def fuse(plan: Plan, offer: GridOffer, prices: Prices | None = None) -> Plan:
         lab=plan.lab,
         dynamic=plan.dynamic,
         keys=plan.keys,
+        graph=plan.graph,
         specs=plan.specs,
         templates=plan.templates,
         tasks=plan.tasks,

@@ -77,7 +77,7 @@ class Lowering:
         self._delayed: dict[Key, LabTask] = {}
         """Sources that are in the plan only if somebody reads them by key."""
         self._literals: dict[int, tuple[Any, Key]] = {}
-        self._plan = Plan(keys=self.keys)
+        self._plan = Plan(keys=self.keys, graph=graph)
 
     def plan(self) -> Plan:
         """Do it."""
