@@ -59,6 +59,8 @@ class Dispatcher:
         self._handlers: dict[type, Callable[[Any], None]] = {
             e.WorkerJoined: self._worker_joined,
             e.WorkerLeft: self._worker_left,
+            e.WorkerAway: self._worker_away,
+            e.WorkerBack: self._worker_back,
             e.LabJoined: self._lab_joined,
             e.LabLeft: self._lab_left,
             e.TaskSubmitted: self._submitted,
@@ -70,6 +72,8 @@ class Dispatcher:
             "lease": self._lease_due,
             "stopped": self._stopped_due,
             "worker": self._worker_due,
+            "away": self._away_due,
+            "settled": self._settled_due,
             "retry": self._retry_due,
             "lab": self._lab_due,
             "orphan": self._orphan_due,
@@ -84,6 +88,9 @@ class Dispatcher:
         if self._started is None:
             self._started = leases.now = now
             leases.at(now + self.limits.patience, "sweep")
+            if self.reputation.hosts:  # known from before: it was restarted
+                leases.settled_at = now + self.limits.settle
+                leases.at(leases.settled_at, "settled")
         leases.now = max(leases.now, now)
         out: list[e.Instruction] = []
         leases.out = out
@@ -155,7 +162,11 @@ class Dispatcher:
         return True
 
     def _take_up(self, ticket: Ticket, worker: Worker, name: str) -> bool:
-        if not ticket.life.wanted or not ticket.life.permits(worker.holder, self.now):
+        life = ticket.life
+        # one that is under way may be nearly done, and so goes on beside a copy that was begun after a restart
+        if not life.wanted and not 0 < life.running < self.limits.copies:
+            return False
+        if not life.permits(worker.holder, self.now):
             return False
         attempt = ticket.life.lease(name, worker.holder, self.now)
         self.leases.hold(name, ticket, attempt, worker, check=False)
@@ -167,6 +178,21 @@ class Dispatcher:
         if worker is not None:
             self._detach(worker)
             self.outcomes.offer_changed()
+
+    def _worker_away(self, event: e.WorkerAway) -> None:
+        worker = self.leases.pool.all.get(event.worker)
+        if worker is not None and worker.away_since is None:
+            worker.away_since = self.now
+            self.leases.reindex(worker)
+            if worker.role == "validator":
+                self.leases.at(self.now + self.limits.away, "away", (worker.id, self.now))
+
+    def _worker_back(self, event: e.WorkerBack) -> None:
+        worker = self.leases.pool.all.get(event.worker)
+        if worker is not None and worker.away_since is not None:
+            worker.away_since = None
+            self.leases.reindex(worker)
+            self.leases.feed(worker)
 
     def _detach(self, worker: Worker) -> None:
         """The worker is gone, with all that it had in hand."""
@@ -385,6 +411,23 @@ class Dispatcher:
         if worker is not None:
             self.leases.reindex(worker)
             self.leases.feed(worker)
+
+    def _away_due(self, what: tuple[str, float]) -> None:
+        """A validator has been away for a while: another one, if there is one, does its checks."""
+        worker = self.leases.pool.all.get(what[0])
+        if worker is None or worker.away_since != what[1]:
+            return
+        self.leases.at(self.now + self.limits.away, "away", what)
+        for name in list(worker.hands):
+            hand = self.leases.hands[name]
+            if self.leases.others(worker, hand.ticket.lab, hand.attempt):
+                self.leases.stop(name)
+                self.outcomes.apply(hand.ticket, hand.ticket.life.lose_check(name, worker.id))
+
+    def _settled_due(self, _: None) -> None:
+        for worker in self.leases.pool.all.values():
+            self.leases.reindex(worker)
+        self.leases.feed_idle()
 
     def _retry_due(self, key: tuple[str, str]) -> None:
         lab = self.outcomes.labs.get(key[0])

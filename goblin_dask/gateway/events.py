@@ -36,6 +36,20 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerAway:
+    """Its connection was cut; its session stays for a while, and it keeps what it has in hand."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBack:
+    """It is connected again, in the same session."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class LabJoined:
     lab: str
     place: str = ""
@@ -74,7 +88,10 @@ class Tick:
     """Time has passed: deadlines, graces, backups."""
 
 
-Event = WorkerJoined | WorkerLeft | LabJoined | LabLeft | TaskSubmitted | TaskCancelled | FromWorker | Tick
+Event = (
+    WorkerJoined | WorkerLeft | WorkerAway | WorkerBack | LabJoined | LabLeft | TaskSubmitted | TaskCancelled
+    | FromWorker | Tick
+)  # fmt: skip
 
 
 # --- instructions -----------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Leases:
         """Laboratories that cannot be reached now."""
         self.stragglers: dict[str, None] = {}
         self.out: list[Instruction] = []
-        self.now = 0.0
+        self.now = self.settled_at = 0.0
         # Begins anywhere: a restarted gateway must not reuse the number of an attempt that is still in some hand.
         self._number = rng.getrandbits(48)
         self._timers: list[tuple[float, int, str, Any]] = []
@@ -130,6 +130,8 @@ class Leases:
     # --- slots ------------------------------------------------------------------------------------------------------
     def free_slots(self, worker: Worker) -> int:
         """Leases that the worker may get now."""
+        if worker.away_since is not None or (self.now < self.settled_at and worker.role == "volunteer"):
+            return 0
         quota = self.reputation.quota(worker.record, self.now)
         return min(worker.slots, quota) - len(worker.hands) - len(worker.stopping)
 
@@ -363,7 +365,7 @@ class Leases:
     def _feed_validator(self, validator: Worker) -> None:
         def fits(item: Judging, entry: Entry[Judging]) -> Fit:
             avoided = validator.id in item[1].avoid
-            return Fit.NO if avoided and self._others(validator, item[0].lab, item[1]) else Fit.YES
+            return Fit.NO if avoided and self.others(validator, item[0].lab, item[1]) else Fit.YES
 
         while self.free_slots(validator) > 0:
             item = self.checks.take(ANY_MEMORY, fits, lambda item: 0.0, scan=self.limits.scan, lab=validator.lab)
@@ -371,10 +373,13 @@ class Leases:
                 return
             self._check(*item, validator)
 
-    def _others(self, validator: Worker, lab: str, attempt: Attempt) -> bool:
+    def others(self, validator: Worker, lab: str, attempt: Attempt) -> bool:
         """Whether a validator that has not failed this check yet may do it."""
         return any(
-            other is not validator and other.lab in ("", lab) and other.id not in attempt.avoid
+            other is not validator
+            and other.away_since is None
+            and other.lab in ("", lab)
+            and other.id not in attempt.avoid
             for other in self.pool.validators.values()
         )
 

@@ -98,6 +98,8 @@ class Gateway:
             on_open=self._opened,
             on_close=self._closed,
             on_comm=self.grid.handle_comm,
+            on_cut=self._cut,
+            on_back=self._back,
             linger=config.linger,
             keepalive=config.keepalive,
             most=config.sessions,
@@ -216,6 +218,16 @@ class Gateway:
             self.relay.lab_left(lab.id)
             self._handle(e.LabLeft(lab.id))
 
+    def _cut(self, session: ServerSession) -> None:
+        peer: Peer = session.admission.peer
+        if peer.joined.is_set():
+            self._handle(e.WorkerAway(peer.worker))
+
+    def _back(self, session: ServerSession) -> None:
+        peer: Peer = session.admission.peer
+        if peer.joined.is_set():
+            self._handle(e.WorkerBack(peer.worker))
+
     async def _message(self, session: ServerSession, message: Any) -> None:
         peer: Peer = session.admission.peer
         await peer.pace.take()
@@ -253,6 +265,9 @@ class Gateway:
                 peer.worker, peer.role, peer.owner, peer.network, peer.machine, holding, place=place_of(peer.address)
             )
         )
+
+        if peer.session is None or not peer.session.connected.is_set():
+            self._handle(e.WorkerAway(peer.worker))
 
     def _unregistered(self, address: str) -> None:
         peer = self._by_address.get(address)

@@ -55,6 +55,8 @@ class Worker:
     """Attempts (or checks) in hand, with the bytes that each may take."""
     stopping: set[str] = field(default_factory=set)
     """Withdrawn ones that it has not let go of yet."""
+    away_since: float | None = None
+    """Since when it has no connection."""
     used: int = 0
     ahead: float = 0.0
     """Seconds of work in hand, as expected."""

@@ -12,7 +12,20 @@ from distributed import Worker
 
 from goblin_dask import config
 from goblin_dask.errors import InputError
-from goblin_dask.messages import PROTOCOL, Abandon, Hello, Holding, Machine, Message
+from goblin_dask.messages import (
+    PROTOCOL,
+    Abandon,
+    AttemptFailed,
+    Checked,
+    Committed,
+    Hello,
+    Holding,
+    Machine,
+    Message,
+    Uploaded,
+    decode,
+    decoder,
+)
 from goblin_dask.volunteer import dask_internals as internals
 from goblin_dask.volunteer import machine as machines
 from goblin_dask.volunteer.limits import Limits
@@ -27,6 +40,8 @@ from goblin_dask.wire.work import perform_with
 logger = logging.getLogger(__name__)
 
 Role = Literal["volunteer", "validator"]
+
+_said = decoder(Holding | Committed | Uploaded | AttemptFailed | Checked)
 
 
 class Member:
@@ -46,7 +61,9 @@ class Member:
         """A session stands; one in the place of a forgotten one has to hear what is in hand."""
         self._session = session
         if self.runner is not None:
-            session.send(Holding(self.runner.holding))
+            # What ended while there was no gateway is as much in hand as what goes on: its messages follow.
+            ended = (getattr(decode(each, _said), "attempt", "") for each in session.undelivered)
+            session.send(Holding(tuple(filter(None, dict.fromkeys((*self.runner.holding, *ended))))))
             for committed in self.runner.repeat():
                 session.send(committed)
 

@@ -67,6 +67,8 @@ class ClientSession(Session):
         on_message: OnMessage = owner.received
         role = owner.hello().role
         super().__init__(limits or Limits(channels=0), role, on_message, RECEIVES[role])
+        self.undelivered: tuple[bytes, ...] = ()
+        """When a session is opened anew: messages that the forgotten one had not taken, and that are sent again."""
         self._ssl = ssl
         self._http: aiohttp.ClientSession | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -230,15 +232,16 @@ class ClientSession(Session):
     def _renew(self, welcome: m.Welcome) -> None:
         if self.identity:
             logger.warning("the gateway at %s does not know session %s any more: a new one", self.url, self.identity)
-        unsent = list(self.link.unreleased_controls())
+        self.undelivered = tuple(self.link.unreleased_controls())
         mortal = [number for number, channel in self.channels.items() if channel.greeting is None]
         self.link = Link(self.limits)
         self.identity, self.secret, self.keepalive = welcome.session, welcome.secret, welcome.keepalive
         for number in mortal:
             self.channels.pop(number).lose("the gateway was restarted")
         self.owner.opened(self)
-        for payload in unsent:
+        for payload in self.undelivered:
             self.transmit(CONTROL, payload, DATA)
+        self.undelivered = ()
         for channel in self.channels.values():
             assert channel.greeting is not None
             self.transmit(channel.number, b"", OPEN)

@@ -109,10 +109,11 @@ class ServerSession(Session):
             await older.close()
         if self.closed:
             raise ConnectionLost("the session ended meanwhile")
+        self.link.attach(received)
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        self.link.attach(received)
+            self.server.on_back(self)
         welcome = m.Welcome(
             m.PROTOCOL, self.identity, self.secret, self.link.received, resumed, keepalive=self.keepalive
         )
@@ -125,6 +126,7 @@ class ServerSession(Session):
         """Without a connection: end unless it comes back in time."""
         if not self.closed and self._ws is None and self._expiry is None:
             self._expiry = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+            self.server.on_cut(self)
 
     def _expire(self, seconds: float) -> None:
         self._expiry = None
@@ -147,6 +149,8 @@ class SessionServer:
         Called with a new session before its first message; with a session and the reason once it is over for good.
     on_comm : callable, optional
         Called with the `GatewayComm` of each Dask channel: ``scheduler.handle_comm``.
+    on_cut, on_back : callable, optional
+        Called with a session that has lost its connection, and when it has one again.
     linger : float
         Seconds for which a session without a connection is kept.
     keepalive : float
@@ -163,6 +167,8 @@ class SessionServer:
         on_open: Callable[[ServerSession], Awaitable[None] | None] | None = None,
         on_close: Callable[[ServerSession, str], Awaitable[None] | None] | None = None,
         on_comm: Callable[[GatewayComm], Any] | None = None,
+        on_cut: Callable[[ServerSession], None] = lambda session: None,
+        on_back: Callable[[ServerSession], None] = lambda session: None,
         linger: float = 60.0,
         keepalive: float = 20.0,
         most: int = 20_000,
@@ -173,6 +179,7 @@ class SessionServer:
         self.on_open = on_open
         self.on_close = on_close
         self.on_comm = on_comm
+        self.on_cut, self.on_back = on_cut, on_back
         self.linger = linger
         self.keepalive = keepalive
         self.most = most

@@ -495,6 +495,60 @@ def test_running_attempts_survive_a_gateway_restart(grid, lab_first):
     assert accepted(after.report(check))
 
 
+def test_after_a_restart_tasks_wait_for_who_may_have_them_in_hand(grid):
+    lease = only(leases(grid.submit(task(1))))
+    other = "b" if lease.worker == "a" else "a"
+    after = Simulated(seed=1, reputation=Reputation.from_rows(grid.dispatcher.reputation.to_rows(), random.Random(5)))
+    after.validator()
+    after.lab()
+    assert not leases(after.submit(task(1)) + after.volunteer(other))
+    assert not withdrawn(after.volunteer(lease.worker, holding=(lease.attempt,)))
+    assert leases(after.submit(task(2))) == []
+    assert [each.task for each in leases(after.wait(after.limits.settle))] == [task(2).task]
+    assert accepted(after.report(only(checks(after.hand_in(lease)))))
+
+
+def test_who_comes_back_later_than_that_keeps_its_attempt_beside_the_new_one(grid):
+    lease = only(leases(grid.submit(task(1))))
+    other = "b" if lease.worker == "a" else "a"
+    after = Simulated(seed=1, reputation=Reputation.from_rows(grid.dispatcher.reputation.to_rows(), random.Random(5)))
+    after.validator()
+    after.lab()
+    after.submit(task(1))
+    after.volunteer(other)
+    second = only(leases(after.wait(after.limits.settle)))
+    assert not withdrawn(after.volunteer(lease.worker, holding=(lease.attempt,)))
+    out = after.report(only(checks(after.hand_in(lease))))
+    assert accepted(out)
+    assert withdrawn(out) == [(other, second.attempt)]
+
+
+def test_a_worker_without_a_connection_gets_nothing_new(grid):
+    lease = only(leases(grid.submit(task(1))))
+    other = "b" if lease.worker == "a" else "a"
+    grid.do(e.WorkerAway(other))
+    assert {each.worker for n in (2, 3, 4) for each in leases(grid.submit(task(n)))} == {lease.worker}
+    assert {each.worker for each in leases(grid.do(e.WorkerBack(other)))} == {other}
+    grid.do(e.WorkerAway(lease.worker))
+    assert only(checks(grid.hand_in(lease))), "what it had in hand counts"
+
+
+def test_the_checks_of_a_validator_that_is_away_are_done_by_another():
+    grid = Simulated()
+    grid.lab()
+    grid.validator("v")
+    grid.volunteer("a")
+    check = only(checks(grid.hand_in(only(leases(grid.submit(task(1)))))))
+    grid.do(e.WorkerAway("v"))
+    assert not checks(grid.wait(2 * grid.limits.away)), "there is no other one"
+    grid.validator("w")
+    again = only(checks(grid.wait(2 * grid.limits.away)))
+    assert again.worker == "w"
+    grid.do(e.WorkerBack("v"))
+    assert not told(grid.report(check), m.TaskAccepted), "it was withdrawn"
+    assert accepted(grid.report(again))
+
+
 def test_orphans_that_nobody_claims_are_withdrawn():
     grid = Simulated()
     attempt = f"{task(1).task}#7"

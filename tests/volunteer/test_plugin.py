@@ -14,7 +14,7 @@ from goblin_dask import messages as m
 from goblin_dask.digest import digest
 from goblin_dask.store.buffers import array_of
 from goblin_dask.store.descriptors import memory_file
-from goblin_dask.volunteer.plugin import http_base
+from goblin_dask.volunteer.plugin import Member, http_base
 from goblin_dask.volunteer.transfer import LocalClient
 from goblin_dask.wire.work import run_work
 from tests.datalab import DataLab, product_program
@@ -145,6 +145,35 @@ async def test_a_volunteer_that_cannot_work_does_not_join(gateway, worker, tmp_p
     assert await asyncio.wait_for(process.wait(), 30) != 0
     assert "goblin.volunteer.hours is 'always'" in (tmp_path / "worker-0.log").read_text()
     assert not gateway.scheduler.workers
+
+
+def test_what_ended_without_a_gateway_is_still_in_hand():
+    """Its messages wait, and would be nobody's if the new session had not been told of the attempt."""
+
+    class Session:
+        closed = False
+        undelivered = (
+            m.encode(m.Holding(("old",))),
+            m.encode(m.Committed("t#1", (), 1.0)),
+            m.encode(m.Uploaded("t#1")),
+        )
+
+        def __init__(self):
+            self.sent = []
+
+        def send(self, message):
+            self.sent.append(message)
+
+    class Runner:
+        holding = ("t#2",)
+
+        def repeat(self):
+            return [m.Committed("t#2", (), 1.0)]
+
+    member, session = Member("volunteer", m.Machine("host")), Session()
+    member.runner = Runner()
+    member.opened(session)
+    assert session.sent == [m.Holding(("t#2", "t#1")), m.Committed("t#2", (), 1.0)]
 
 
 def test_the_gateways_http_is_where_its_sessions_are():
