@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Scheduler, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
+from goblin_dask.errors import ConnectionLost
 from goblin_dask.verify.sampling import SampledRecheck
 
 _SETTINGS = {
@@ -82,7 +84,7 @@ class ReleasePlugin(SchedulerPlugin):  # type: ignore[misc]
         self._on_release = on_release
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        if start == "memory" and finish in ("released", "forgotten"):
+        if start == "memory" and finish in ("released", "forgotten", "erred"):  # erred: a lost actor
             self._on_release(key)
 
 
@@ -97,6 +99,16 @@ class CancelPlugin(WorkerPlugin):  # type: ignore[misc]
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         if start == "executing" and finish in ("released", "cancelled", "resumed", "forgotten"):
             self._on_cancel(key)
+
+
+@dataclass(frozen=True)
+class ActorHandle:
+    """A Dask actor, as whoever started it has it."""
+
+    future: Any
+    proxy: Any
+    lost: asyncio.Future[None]
+    """Done when the actor is not there any more."""
 
 
 class LabCluster:
@@ -126,6 +138,7 @@ class LabCluster:
         self.slots, self.threads = slots, threads
         self._directory = directory
         self._on_release, self._on_cancel = on_release, on_cancel
+        self._lost: dict[str, asyncio.Future[None]] = {}
 
     async def start(self) -> None:
         """Start all parts."""
@@ -135,7 +148,7 @@ class LabCluster:
     async def _start(self) -> None:
         with dask.config.set(_SETTINGS):
             self.scheduler = await Scheduler(protocol="inproc://", dashboard=False, dashboard_address="127.0.0.1:0")
-            self.scheduler.add_plugin(ReleasePlugin(self._on_release))
+            self.scheduler.add_plugin(ReleasePlugin(self._released))
             self.client = await Client(self.scheduler.address, asynchronous=True, set_as_default=False)
         self.worker = await self._worker("lab", self.threads, {"lab": self.threads})
         self.uplink = await self._worker("uplink", self.slots, {"uplink": self.slots}, CancelPlugin(self._on_cancel))
@@ -227,23 +240,43 @@ class LabCluster:
 
         await self._main.ask(release())
 
-    async def actor(self, kind: type, *args: Any, key: str) -> Any:
-        """Start a Dask actor on a lab worker; it lives as long as the future that is returned."""
+    async def actor(self, kind: type, *args: Any, key: str) -> ActorHandle:
+        """Start a Dask actor on a lab worker; it lives as long as its handle's future."""
 
-        async def start() -> Any:
+        async def start() -> ActorHandle:
+            lost = self._lost[key] = asyncio.get_running_loop().create_future()
             future = self.client.submit(kind, *args, actor=True, key=key, pure=False, resources={"lab": 0})
-            await future
-            return future
+            with self.client.as_current():
+                return ActorHandle(future, await future, lost)
 
         return await self._main.ask(start())
 
-    async def call(self, actor: Any, method: str, *args: Any) -> Any:
-        """Send an actor, by its future, a message and wait for its answer."""
+    async def call(self, actor: ActorHandle, method: str, *args: Any) -> Any:
+        """Send an actor a message and wait for its answer.
+
+        Raises
+        ------
+        ConnectionLost
+            When its worker was lost. Dask's own call would wait for ever.
+        """
 
         async def send() -> Any:
-            with self.client.as_current():
-                proxy = await actor
-                answer = getattr(proxy, method)(*args)
-            return await answer
+            answer = asyncio.ensure_future(_answer(getattr(actor.proxy, method)(*args)))
+            await asyncio.wait([answer, actor.lost], return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                answer.cancel()
+                raise ConnectionLost("the worker that held it is gone")
+            return answer.result()
 
         return await self._main.ask(send())
+
+    def _released(self, key: str) -> None:
+        lost = self._lost.pop(key, None)
+        if lost is None:
+            self._on_release(key)
+        elif not lost.done():
+            lost.set_result(None)
+
+
+async def _answer(future: Any) -> Any:
+    return await future

@@ -246,7 +246,8 @@ class Run:
         """Value of a researcher's key, from the values of the lab's keys."""
         lab_key, position = self.places[key]
         value = values[lab_key]
-        return value if position is None else value[position]
+        found: Stored = value if position is None else value[position]
+        return found
 
     # --- tasks, called by Dask's workers --------------------------------------------------------------------------
 

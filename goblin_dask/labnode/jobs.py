@@ -14,7 +14,7 @@ from distributed.client import FutureCancelledError
 
 from goblin_dask import messages as m
 from goblin_dask.digest import Digest
-from goblin_dask.errors import GoblinError, InputError, JobCancelled, JobFailed
+from goblin_dask.errors import ConnectionLost, GoblinError, InputError, JobCancelled, JobFailed
 from goblin_dask.labnode.actors import Happening, InLab, JobActor, Moved, OnGrid
 from goblin_dask.labnode.assemble import Stored
 from goblin_dask.labnode.cluster import LabCluster
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 State = Literal["lowering", "running", "storing", "done", "failed", "cancelled"]
 REPORT_SECONDS = 0.1
 """Least time between two messages to a job's actor."""
+
+ACTORS = 10
+"""How often the actor of one job is made again before the job is given up."""
 
 FINAL = ("done", "failed", "cancelled")
 
@@ -190,16 +193,16 @@ class Job:
                         self.progress = await cluster.call(actor, "progress")
                     elif batch:
                         self.progress = await cluster.call(actor, "report", batch)
-                except (OSError, ValueError, RuntimeError) as error:
-                    if attempt > 10:
+                    if self._ending.is_set() and not self._happenings:
+                        self.certificate = await cluster.call(actor, "certificate")
+                        return
+                except ConnectionLost as error:
+                    if attempt == ACTORS:
                         raise
                     logger.warning("job %s: its actor was lost (%s), it is rebuilt from the ledger", self.id, error)
                     actor = None
                     continue
                 self.announce()
-                if self._ending.is_set() and not self._happenings:
-                    self.certificate = await cluster.call(actor, "certificate")
-                    return
                 if not self._ending.is_set():
                     await self._stirred.wait()
                     self._stirred.clear()
@@ -207,7 +210,7 @@ class Job:
                     await _first(self._ending.wait(), REPORT_SECONDS)
         finally:
             if actor is not None:
-                await cluster.release([actor])
+                await cluster.release([actor.future])
 
     async def stop_reporting(self) -> None:
         """Its progress interests nobody any more."""

@@ -296,8 +296,8 @@ class LabNode:
             if writing is not None:
                 job.become("storing")
                 await asyncio.to_thread(writing.finish, job.certificate)
-            values = {key: run.value(key, values) for key in plan.keys}
-            job.result = Result(job.submission.keys, plan.keys, values, request.assemble)
+            found = {key: run.value(key, values) for key in plan.keys}
+            job.result = Result(job.submission.keys, plan.keys, found, request.assemble)
             job.become("done")
         except BaseException as error:
             job.error = translate(error, job)

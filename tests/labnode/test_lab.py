@@ -15,13 +15,16 @@ import zarr
 import goblin_dask as goblin
 from goblin_dask.digest import digest
 from goblin_dask.errors import ConnectionLost, InputError, JobCancelled, JobError, JobFailed, Refused, TooLarge
+from goblin_dask.gateway.limits import Limits
 from goblin_dask.messages import BlobRef
 from goblin_dask.testing.inprocess import InProcessGrid
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
-    with InProcessGrid(volunteers=2, directory=tmp_path_factory.mktemp("grid")) as grid:
+    limits = Limits(stop_grace=0.2)
+    directory = tmp_path_factory.mktemp("grid")
+    with InProcessGrid(volunteers=2, directory=directory, gateway_config={"limits": limits}) as grid:
         yield grid
 
 

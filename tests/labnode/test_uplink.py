@@ -1,0 +1,163 @@
+"""`GridLink` and what supervises a job, against a real gateway and real volunteers in this process."""
+
+import asyncio
+import logging
+import threading
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from goblin_dask.errors import InputError
+from goblin_dask.graphs.builder import Builder
+from goblin_dask.labnode.uplink import Order, Prepared
+from goblin_dask.messages import ArraySpec, Policy
+from goblin_dask.store.chunks import load_array, store_array
+from goblin_dask.testing.inprocess import InProcessGrid
+from goblin_dask.volunteer.runner import Runner
+
+SPEC = ArraySpec((4,), "float64")
+
+
+class Gate:
+    """Volunteers and validators work only while it is open."""
+
+    def __init__(self):
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.works = []
+
+    async def run(self, runner, run, work):
+        self.works.append(work)
+        self.reached.set()
+        await asyncio.to_thread(self.open.wait)
+        return await run(runner, work)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    gate, run = Gate(), Runner.run
+    monkeypatch.setattr(Runner, "run", lambda runner, work: gate.run(runner, run, work))
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    with InProcessGrid(volunteers=1, directory=tmp_path_factory.mktemp("grid")) as grid:
+        yield grid
+
+
+@pytest.fixture(scope="module")
+def double():
+    builder = Builder()
+    x = builder.input(SPEC)
+    program, _ = builder.finish(builder.add("add", (x, x)))
+    return Prepared(program)
+
+
+def order(grid, program, seed, job="j"):
+    array = np.random.default_rng(seed).random(4)
+    return Order(program, (store_array(grid.node.blobs, array),), (), Policy(), job), array
+
+
+def test_one_task_for_all_who_want_it(grid, gate, double):
+    wish, array = order(grid, double, 1)
+    first, second = grid.node._link.submit(wish), grid.node._link.submit(wish)
+    assert gate.reached.wait(20)
+    assert grid.node._link.outstanding == 1
+    gate.open.set()
+    one, other = first.result(20), second.result(20)
+    assert one is other
+    np.testing.assert_array_equal(load_array(grid.node.blobs, one.outputs[0]), array + array)
+    assert len({work.attempt for work in gate.works if not hasattr(work, "outputs")}) == 1
+
+
+def test_a_withdrawn_wish_leaves_the_others(grid, gate, double):
+    wish, array = order(grid, double, 2)
+    first, second = grid.node._link.submit(wish), grid.node._link.submit(wish)
+    assert gate.reached.wait(20)
+    assert first.cancel()
+    gate.open.set()
+    np.testing.assert_array_equal(load_array(grid.node.blobs, second.result(20).outputs[0]), array + array)
+
+
+def test_the_last_wish_withdrawn_cancels_the_task(grid, gate, double):
+    wish, _ = order(grid, double, 3)
+    future = grid.node._link.submit(wish)
+    assert gate.reached.wait(20)
+    assert future.cancel()
+
+    async def outstanding():
+        return grid.node._link.outstanding
+
+    assert grid.run_in_lab(outstanding()) == 0
+
+
+def test_what_is_in_the_ledger_is_not_submitted(grid, gate, double):
+    gate.open.set()
+    wish, _ = order(grid, double, 4)
+    assert not grid.node._link.submit(wish).result(20).reused
+    gate.open.clear()
+    assert grid.node._link.submit(wish).result(20).reused
+
+
+def test_a_cut_line_is_mended_and_nothing_lost(grid, gate, double):
+    wish, array = order(grid, double, 5)
+    future = grid.node._link.submit(wish)
+    assert gate.reached.wait(20)
+
+    async def cut():
+        await grid.node._link._session._ws.close()
+
+    grid.run_in_lab(cut())
+    gate.open.set()
+    np.testing.assert_array_equal(load_array(grid.node.blobs, future.result(30).outputs[0]), array + array)
+
+
+def test_a_forgotten_session_means_that_all_is_submitted_again(grid, gate, double, caplog):
+    wish, array = order(grid, double, 6)
+    future = grid.node._link.submit(wish)
+    assert gate.reached.wait(20)
+
+    async def forget():
+        for session in list(grid.gateway.server.sessions.values()):
+            if session.role == "lab":
+                session.close("the test forgets it", retry=True)
+
+    with caplog.at_level(logging.INFO, "goblin_dask.labnode.uplink"):
+        grid.run(forget())
+        gate.open.set()
+        np.testing.assert_array_equal(load_array(grid.node.blobs, future.result(30).outputs[0]), array + array)
+    assert "outstanding tasks are submitted to the gateway again" in caplog.text
+
+
+def test_a_lost_job_actor_is_made_again(grid, gate, caplog):
+    """The lab worker that holds it goes away in the middle of a job; another one is there."""
+    cluster = grid.node._cluster
+    other = cluster._main.run(cluster._worker("other", 1, {"lab": 1})).result()
+    x = da.from_array(np.random.default_rng(7).random((4, 8)), chunks=4)
+    with grid.lab.submit(x * 2.5) as job:
+        assert gate.reached.wait(20)
+        events = job.events()
+        while not next(events)["progress"].get("states"):
+            pass  # until its actor stands, and knows that tasks are on the grid
+        events.close()
+        (holder,) = [worker for worker in (cluster.worker, other) if worker.state.actors]
+        cluster._main.run(holder.close(nanny=False)).result()
+        gate.open.set()
+        np.testing.assert_array_equal(job.result(), (x * 2.5).compute(scheduler="sync"))
+        assert job.progress["done"] == job.progress["total"]
+        assert job.certificate["complete"]
+    assert "its actor was lost" in caplog.text
+    if holder is cluster.worker:
+        cluster.worker = other
+
+
+def test_an_address_that_is_none(grid):
+    from goblin_dask.labnode.node import LabNode
+
+    async def start():
+        await LabNode("gateway:8787", directory=grid.directory / "other", port=0).start()
+
+    with pytest.raises(InputError, match="is not the address of a gateway"):
+        grid.run_in_lab(start())
