@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -304,10 +305,15 @@ def _write(session: Session, facts: list[Fact], seen: Iterable[Seen], rows: Iter
         session.merge(Reputation(**{name: row[name] for name in _COLUMNS}))
     if facts:
         columns = ("host_key", "kind", "method", "ratio", "seconds", "flops")
-        rows = [{"time": now} | {column: getattr(fact, column) for column in columns} for fact in facts]
+        rows = [{"time": now} | {column: _storable(getattr(fact, column)) for column in columns} for fact in facts]
         session.execute(sa.insert(Event), rows)
         newest = session.scalar(sa.select(sa.func.max(Event.id))) or 0
         session.execute(sa.delete(Event).where(Event.id <= newest - keep))
+
+
+def _storable(value: Any) -> Any:
+    """Infinity for NaN, which SQLite takes for NULL: one lie with a NaN would keep everything from being written."""
+    return math.inf if isinstance(value, float) and math.isnan(value) else value
 
 
 def _forget(waiting: dict[str, T], written: dict[str, T]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 import pytest
@@ -57,6 +58,14 @@ async def test_facts_are_written_in_batches_and_old_ones_go(database):
     )
     assert (len(rows), host) == (50, "Ada")
     assert set(rows) == {("wrong", 10.0), ("accepted", 10.0)}
+
+
+async def test_a_ratio_that_is_no_number_is_written(database):
+    """A volunteer that hands in NaN gets one."""
+    database.record(Fact("0" * 64, "wrong", "algebraic", math.nan))
+    await database.flush()
+    ratios = await database.transaction(lambda s: list(s.scalars(sa.select(Event.ratio))))
+    assert ratios == [math.inf]
 
 
 def standing():
