@@ -1,4 +1,8 @@
-"""The lab's Unix socket: blobs as file descriptors, for volunteers and validators of the same host."""
+"""The lab's Unix socket: blobs as file descriptors, for volunteers and validators of the same host and user.
+
+A descriptor tells the path of its file, and gives all of the file where only a part is an input. To processes of the
+lab's own user that is nothing new; others of the host are not served, and get their blobs over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+import struct
 import threading
 
 from goblin_dask.errors import BlobMissing, GoblinError, WireError
@@ -18,6 +23,12 @@ logger = logging.getLogger(__name__)
 
 PEERS = 128
 """Connections at a time; more are closed at once."""
+
+
+def _user(peer: socket.socket) -> int:
+    """Whose process is at the other end, says the kernel."""
+    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(user)
 
 
 class LocalServer:
@@ -52,7 +63,7 @@ class LocalServer:
                 raise
             with self._lock:
                 self._threads = [thread for thread in self._threads if thread.is_alive()]
-                if self._closed or len(self._peers) >= PEERS:
+                if self._closed or len(self._peers) >= PEERS or _user(peer) != os.geteuid():
                     peer.close()
                     continue
                 self._peers.add(peer)

@@ -7,6 +7,8 @@ import mmap
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -85,6 +87,27 @@ async def test_a_blob_is_mapped_and_an_output_handed_in(lab, given):
     with pytest.raises(Refused, match="nobody waits for this task"):
         await asyncio.to_thread(client.fetch, ref, lab.grant(task))
     client.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_other_users_of_the_host_get_no_descriptors(lab, given):
+    """A descriptor tells the path of its file, whoever may read that."""
+    task, ref = given
+    code = """
+import os, sys
+from goblin_dask.errors import ConnectionLost
+from goblin_dask.messages import ArraySpec, BlobRef
+from goblin_dask.volunteer.transfer import LocalClient
+os.setuid(int(sys.argv[1]))
+try:
+    LocalClient(sys.argv[2]).fetch(BlobRef(sys.argv[3], ArraySpec((1,), "uint8"), 1), sys.argv[4])
+except ConnectionLost as error:
+    print(error)
+"""
+    arguments = ("65534", lab.data.local, ref.digest, lab.grant(task))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *arguments, stdout=subprocess.PIPE)
+    said, _ = await process.communicate()
+    assert b"the laboratory's socket" in said  # closed, or reset: a volunteer takes the next route
 
 
 async def test_descriptors_are_read_only(lab, given, sock):
