@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
@@ -19,13 +18,13 @@ from dask.base import named_schedulers
 
 _outcomes: dict[str, str] = {}
 _reasons: dict[str, str] = {}
+_counts: dict[str, int] = {}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _scheduler() -> Iterator[None]:
-    counts: dict[str, Any] = {}
     if os.environ["GOBLIN_PEER_MODE"] == "lab":
-        from goblin_dask.testing import InProcessGrid
+        from goblin_dask.testing.inprocess import InProcessGrid
 
         original = dict(named_schedulers)
         with InProcessGrid(volunteers=2, offload="always") as grid:
@@ -33,11 +32,14 @@ def _scheduler() -> Iterator[None]:
                 named_schedulers[name] = grid.lab.get
             with dask.config.set(scheduler=grid.lab.get):
                 yield
-            counts = grid.counts()
+            _counts.update(grid.counts())
         named_schedulers.update(original)
     else:
         yield
-    result = {"outcomes": _outcomes, "reasons": _reasons, "counts": counts}
+
+
+def pytest_sessionfinish() -> None:
+    result = {"outcomes": _outcomes, "reasons": _reasons, "counts": _counts}
     Path(os.environ["GOBLIN_PEER_RESULT"]).write_text(json.dumps(result))
 
 
