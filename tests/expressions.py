@@ -121,7 +121,7 @@ SUMS = {
     "masked": lambda x, y, z: _whole(x, x),
 }
 """Results that are floating-point sums: how many terms an element has, and the sum of their absolute values. An honest
-sum is within n·u times that of the exact one, so two of them are within twice as much. Of x, y and z as NumPy arrays."""
+sum is within n·u times that of the exact one, two of them within twice as much. Of x, y and z as NumPy arrays."""
 
 SUMMING = frozenset(SUMS)
 
