@@ -29,7 +29,11 @@ STRATEGIES = (
     *((name, None) for name in ("nan", "dtype", "shape")),
 )
 CASES = list(itertools.product(STRATEGIES, ("products", "recomputed")))
+FAINT = list(itertools.product((("entry", 0.1), ("entry", 0.3)), ("products", "recomputed")))
+"""Below what checks promise to find."""
 
+AT = 1.001
+"""Thresholds: an error that is meant to be just one is rounded like any number."""
 JOBS = 20
 """At most, until a liar has lied often enough."""
 
@@ -203,11 +207,15 @@ def compute(grid, work, **options):
     return Outcome(float(np.max(error / tolerance)), float(np.max(error - tolerance)), certificate)
 
 
+def methods(outcome):
+    return {name: method["parts"] for name, method in outcome.certificate["methods"].items()}
+
+
 def check_liar(grid, liar):
     """What must hold of every liar: its lies unused, itself in quarantine after three were proven, others unblamed."""
     accepted = grid.accepted()
     used = [lie for lie in liar.lies if accepted.intersection(lie.outputs)]
-    assert not [lie for lie in used if lie.size > 1.001], used
+    assert not [lie for lie in used if lie.size > AT], used
     found, honest = liar.verdicts()
     assert len(honest) == 2
     assert all(each["state"] != "quarantined" and not each["wrong"] for each in honest), honest
@@ -226,7 +234,7 @@ def run_case(grid, monkeypatch, case, share):
     """Give work to a grid with one liar, until it has lied enough; a line for the report."""
     (strategy, times), kind = case
     begun = time.monotonic()
-    liar = grid.lie(monkeypatch, strategy, share=share, times=times, seed=CASES.index(case))
+    liar = grid.lie(monkeypatch, strategy, share=share, times=times, seed=(CASES + FAINT).index(case))
     outcomes = []
     while not outcomes or (len(outcomes) < JOBS and not liar.enough(1 if share < 1 else LIES + 1)):
         outcomes.append(compute(grid, getattr(grid, kind)()))
@@ -236,25 +244,27 @@ def run_case(grid, monkeypatch, case, share):
     assert all(outcome.certificate["complete"] for outcome in outcomes)
     allowed = max((lie.error for lie in used), default=0.0)
     assert all(outcome.beyond <= allowed for outcome in outcomes), (case, outcomes)
+    small = sum(lie.size <= AT for lie in lies)
     return (
         f"{strategy:13} {f'{times:g}×' if times else '':4} {share:4.0%} {kind:10} {len(lies):3} lies of "
-        f"{liar.answers:3} answers: {len(used)} used, {found['wrong']} proven, {found['unproven']} unproven, "
+        f"{liar.answers:3} answers: {len(used)} of {small} below the threshold used, 0 of {len(lies) - small} above; "
+        f"{found['wrong']} proven, {found['unproven']} unproven, "
         f"{'' if found['state'] == 'quarantined' else 'not '}in quarantine; error/tolerance "
         f"{max(outcome.ratio for outcome in outcomes):.3g}; {time.monotonic() - begun:.1f} s"
     )
 
 
 @pytest.mark.full
-def test_who_always_lies(grid, sample, report, monkeypatch):
+def test_who_always_lies(grid, full, sample, report, monkeypatch):
     """The table: each way to lie, where algebra checks and where recomputation does."""
-    for case in sample(CASES, 3):
+    for case in sample(CASES, 2) + FAINT * full:
         report(run_case(grid, monkeypatch, case, 1.0))
 
 
 @pytest.mark.full
-def test_who_lies_in_five_percent_of_the_answers(grid, sample, report, monkeypatch):
+def test_who_lies_in_five_percent_of_the_answers(grid, full, sample, report, monkeypatch):
     """The same for those who hope to be overlooked."""
-    for case in sample(CASES, 1):
+    for case in sample(CASES if full else [case for case in CASES if case[1] == "recomputed"], 1):
         report(run_case(grid, monkeypatch, case, 0.05))
 
 
@@ -266,7 +276,7 @@ def test_replicas_of_a_liar_are_not_used(grid, report, monkeypatch):
     assert liar.lies
     assert not used
     assert outcome.beyond <= 0
-    report(f"replicate: {len(liar.lies)} lies, {found['wrong']} proven; verified by {outcome.certificate['methods']}")
+    report(f"replicate: {len(liar.lies)} lies, {found['wrong']} proven; verified by {methods(outcome)}")
 
 
 def test_sampling_reopens_what_came_from_a_liar(grid, report, monkeypatch):
@@ -278,7 +288,7 @@ def test_sampling_reopens_what_came_from_a_liar(grid, report, monkeypatch):
         assert not any(each["wrong"] for each in honest)
         report(
             f"sample:0.1: {len(liar.lies)} lies, {found[0]['wrong']} proven, error/tolerance {outcome.ratio:.3g}; "
-            f"verified by {outcome.certificate['methods']}"
+            f"verified by {methods(outcome)}"
         )
         if liar.lies and found[0]["wrong"]:
             used, _ = check_liar(grid, liar)
