@@ -184,8 +184,7 @@ class Dispatcher:
         if worker is not None and worker.away_since is None:
             worker.away_since = self.now
             self.leases.reindex(worker)
-            if worker.role == "validator":
-                self.leases.at(self.now + self.limits.away, "away", (worker.id, self.now))
+            self.leases.at(self.now + self.limits.away, "away", (worker.id, self.now))
 
     def _worker_back(self, event: e.WorkerBack) -> None:
         worker = self.leases.pool.all.get(event.worker)
@@ -413,14 +412,18 @@ class Dispatcher:
             self.leases.feed(worker)
 
     def _away_due(self, what: tuple[str, float]) -> None:
-        """A validator has been away for a while: another one, if there is one, does its checks."""
+        """A worker has been away for a while: its leases may get backup copies, its checks are done by others."""
         worker = self.leases.pool.all.get(what[0])
         if worker is None or worker.away_since != what[1]:
             return
         self.leases.at(self.now + self.limits.away, "away", what)
         for name in list(worker.hands):
-            hand = self.leases.hands[name]
-            if self.leases.others(worker, hand.ticket.lab, hand.attempt):
+            hand = self.leases.hands.get(name)
+            if hand is None:  # an orphan
+                continue
+            if not hand.check:
+                self.leases.slow(hand)
+            elif self.leases.others(worker, hand.ticket.lab, hand.attempt):
                 self.leases.stop(name)
                 self.outcomes.apply(hand.ticket, hand.ticket.life.lose_check(name, worker.id))
 

@@ -27,8 +27,8 @@ class Limits:
     """How long a task that no connected volunteer may have waits for another; also after the gateway's start."""
     settle: float = 3.0
     """After a restart tasks wait so long for volunteers to come back who may have them in hand."""
-    away: float = 3.0
-    """When a validator is without a connection for so long, another one does its checks."""
+    away: float = 6.0
+    """When a worker is without a connection for so long, others may do what it has in hand."""
     drain: float = 5.0
     """A task that has waited so long for memory makes a volunteer finish what it has and take nothing else."""
     lab_grace: float = 3600.0

@@ -533,6 +533,19 @@ def test_a_worker_without_a_connection_gets_nothing_new(grid):
     assert only(checks(grid.hand_in(lease))), "what it had in hand counts"
 
 
+def test_what_a_worker_without_a_connection_has_in_hand_gets_a_backup_copy_after_a_while(grid):
+    lease = only(leases(grid.submit(task(1, flops=1e14))))
+    other = "b" if lease.worker == "a" else "a"
+    grid.do(e.WorkerAway(lease.worker))
+    assert not leases(grid.wait(grid.limits.away - 1))
+    backup = only(leases(grid.wait(2)))
+    assert (backup.worker, backup.task) == (other, lease.task)
+    grid.do(e.WorkerBack(lease.worker))
+    out = grid.report(only(checks(grid.hand_in(lease))))
+    assert accepted(out)
+    assert withdrawn(out) == [(other, backup.attempt)]
+
+
 def test_the_checks_of_a_validator_that_is_away_are_done_by_another():
     grid = Simulated()
     grid.lab()
