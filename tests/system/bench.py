@@ -18,8 +18,8 @@ import zarr
 from goblin_dask.local import LocalGrid
 
 RECORDER = ("--preload", str(Path(__file__).with_name("recorder.py")))
-SIDE = 2560
-"""Of the products: 34 GFLOP each, most of a second of one core."""
+SIDE = 2304
+"""Of the products: 24 GFLOP each, half a second of one core and more."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def until(condition, seconds=60.0):
 class Bench:
     """A grid of processes with recorders, and products that take a second each."""
 
-    def __init__(self, directory, *, tasks=6, **options):
+    def __init__(self, directory, *, tasks=4, **options):
         self.directory = directory
+        directory.mkdir(exist_ok=True)
         self.notes = Notes(directory)
-        os.environ["GOBLIN_TEST_NOTES"] = self.notes.path
         self.grid = LocalGrid(0, 0, directory=directory / "grid", offload="always", progress=False, **options)
         self.tasks = tasks
         self._factor = 1.0
@@ -112,20 +112,21 @@ class Bench:
     def close(self):
         self.grid.close()
         self.notes.close()
-        del os.environ["GOBLIN_TEST_NOTES"]
 
     # --- workers ------------------------------------------------------------------------------------------------
     def volunteer(self, address=""):
         """A further volunteer, joined."""
-        mark = self.notes.mark()
-        process = self.grid.add_volunteer(*RECORDER, address=address)
-        self.notes.wait(mark, lambda note: note.pid == process.pid and note.what == "opened")
-        return process
+        return self._joined(lambda: self.grid.add_volunteer(*RECORDER, address=address))
 
     def validator(self):
         """A further validator, joined."""
+        return self._joined(lambda: self.grid.add_validator(*RECORDER))
+
+    def _joined(self, start):
         mark = self.notes.mark()
-        process = self.grid.add_validator(*RECORDER)
+        os.environ["GOBLIN_TEST_NOTES"] = self.notes.path
+        process = start()
+        del os.environ["GOBLIN_TEST_NOTES"]
         self.notes.wait(mark, lambda note: note.pid == process.pid and note.what == "opened")
         return process
 

@@ -22,6 +22,21 @@ def bench(tmp_path_factory):
     bench.close()
 
 
+@pytest.fixture(scope="module")
+def relayed(tmp_path_factory):
+    """A grid whose blobs all go through the gateway, and so through the proxy."""
+    bench = Bench(tmp_path_factory.mktemp("relayed"), tasks=2, routes="relay")
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def slow(full):
+    """Of a test that waits for a timeout of many seconds, and so runs with ``--full`` only."""
+    if not full:
+        pytest.skip("waits long: make full runs it")
+
+
 def computing(notes, mark, *pids):
     """Waits until one of these workers is in the midst of a task."""
     return notes.wait(mark, lambda note: note.what == "computes" and note.pid in pids)
@@ -69,23 +84,72 @@ def test_the_gateway_is_killed(bench, report):
     mark = bench.notes.mark()
     with bench.submit() as job:
         hits = [computing(bench.notes, mark, process.pid) for process in volunteers]
+        running = {note.attempt for note in hits} - {note.attempt for note in bench.notes.since(mark, "Committed")}
         accepted = {note.task for note in bench.notes.since(mark, "Checked:accepted")}
         bench.grid.kill_gateway()
         bench.grid.restart_gateway()
         up = time.monotonic()
-        running = {note.attempt for note in hits} - {note.attempt for note in bench.notes.since(mark, "Uploaded")}
         until(lambda: bench.status["volunteers"] == 2, 5.0)
         back = time.monotonic() - up
         bench.check(job)
         account = bench.account(mark, job)
     begun = bench.notes.since(mark, "computes")
-    for attempt in running:
+    assert running
+    for attempt in running:  # whether they ended before the gateway was back, or went on
         assert [note.attempt for note in begun if note.task == attempt.partition("#")[0]] == [attempt]
     assert not [note for note in begun if note.task in accepted and note.time > up]
-    report(f"gateway killed: volunteers back {back:.1f} s after its start, {len(running)} running tasks kept; {account}")
+    report(
+        f"gateway killed: volunteers back {back:.1f} s after its start, {len(running)} running tasks kept; {account}"
+    )
 
 
-def test_a_volunteer_never_answers(bench, report):
+def test_an_upload_is_cut_halfway(relayed, report):
+    bench = relayed
+    with Proxy(bench.grid.address) as proxy:
+        bench.validator()
+        volunteer = bench.volunteer(proxy.address)
+        half = 8 * bench.x[0].size // 2
+        proxy.cut_upload_after(half)
+        mark = bench.notes.mark()
+        with bench.submit() as job:
+            cut = bench.notes.wait(mark, lambda note: note.what == "Committed")
+            bench.check(job)
+            account = bench.account(mark, job)
+        assert proxy.tripped.is_set()
+        uploaded = bench.notes.wait(mark, lambda note: note.what == "Uploaded" and note.attempt == cut.attempt)
+        assert len(bench.notes.since(mark, "computes")) == bench.tasks
+        assert not [note for note in bench.notes.since(mark) if note.what.startswith("AttemptFailed")]
+        until(lambda: not list((bench.grid.directory / "lab").rglob("staging/*")), 5.0)
+        volunteer.stop()
+        report(
+            f"upload cut at {half >> 20} MiB: handed in {uploaded.time - cut.time:.1f} s after its commitment; {account}"
+        )
+
+
+def test_a_cut_of_5_seconds_while_blobs_move_costs_no_computation(relayed, report):
+    bench = relayed
+    with Proxy(bench.grid.address) as proxy:
+        bench.validator()
+        volunteer = bench.volunteer(proxy.address)
+        mark = bench.notes.mark()
+        with bench.submit() as job:
+            hit = computing(bench.notes, mark, volunteer.pid)
+            proxy.cut()
+            begun = time.monotonic()
+            bench.notes.wait(mark, lambda note: note.what == "Committed" and note.attempt == hit.attempt)
+            time.sleep(max(0.0, begun + 5 - time.monotonic()))  # the length of the cut is the point
+            proxy.heal()
+            healed = time.monotonic()
+            accepted = bench.notes.wait(mark, lambda note: note.what == "Checked:accepted" and note.task == hit.task)
+            bench.check(job)
+            account = bench.account(mark, job)
+        assert [note.attempt for note in bench.notes.since(mark, "computes") if note.task == hit.task] == [hit.attempt]
+        volunteer.stop()
+        report(f"relay cut for 5 s: its result accepted {accepted.time - healed:.1f} s after the cut; {account}")
+
+
+@pytest.mark.full
+def test_a_volunteer_never_answers(slow, bench, report):
     victim, _ = bench.ensure(2)
     mark = bench.notes.mark()
     with bench.submit() as job:
@@ -99,7 +163,8 @@ def test_a_volunteer_never_answers(bench, report):
     report(f"volunteer stopped: its task begun again after {again.time - stopped:.1f} s; {account}")
 
 
-def test_a_cut_for_ever(bench, report):
+@pytest.mark.full
+def test_a_cut_for_ever(slow, bench, report):
     with Proxy(bench.grid.address) as proxy:
         bench.ensure(1)
         cut_off = bench.volunteer(proxy.address)
@@ -126,9 +191,7 @@ def test_the_validator_is_killed(bench, report):
             process.kill()
         killed = time.monotonic()
         bench.validator()
-        accepted = bench.notes.wait(
-            mark, lambda note: note.what == "Checked:accepted" and note.task == hit.task, 100.0
-        )
+        accepted = bench.notes.wait(mark, lambda note: note.what == "Checked:accepted" and note.task == hit.task, 100.0)
         bench.check(job)
         report(f"validator killed: its check done {accepted.time - killed:.1f} s later; {bench.account(mark, job)}")
 
@@ -136,7 +199,7 @@ def test_the_validator_is_killed(bench, report):
 def test_a_job_cancelled_halfway_is_gone(bench, report):
     bench.ensure(2)
     blobs = bench.grid.directory / "lab" / "blobs"
-    mark = bench.notes.mark()
+    before = set(blobs.rglob("*"))
     job = bench.submit()
     for status in job.events():
         if status["progress"].get("grid", 0) >= bench.tasks / 2:
@@ -145,7 +208,7 @@ def test_a_job_cancelled_halfway_is_gone(bench, report):
     job.cancel()
     seconds = time.monotonic() - begun
     assert job.status == "cancelled"
-    left = [path for path in blobs.rglob("*") if path.is_file()]
+    left = [path for path in set(blobs.rglob("*")) - before if path.is_file()]
     with pytest.raises(JobCancelled):
         job.result()
     until(lambda: not sum(bench.status["tasks"][state] for state in ("queued", "leased", "committed", "checking")), 5.0)
