@@ -43,7 +43,7 @@ class Bar:
         self._over.set()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer.join()
+            self._timer.join(1.0)  # an interrupted job may not stir for a while; its thread is a daemon
 
     def _draw(self) -> None:
         from rich.console import Console
