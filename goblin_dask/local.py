@@ -203,7 +203,7 @@ class LocalGrid:
     def _worker(self, role: str, number: int, options: Sequence[str], address: str = "") -> Process:
         arguments = ["-m", "dask", "worker", address or self.address, "--preload", "goblin_dask.volunteer", *options]
         arguments += ["--no-nanny"]
-        arguments += ["--nthreads", str(self._threads if role == "volunteer" else 1)]
+        arguments += ["--nthreads", str(self._threads if role == "volunteer" else os.cpu_count() or 1)]
         arguments += ["--local-directory", str(self.directory / "scratch")]
         if self._memory is not None and role == "volunteer":
             arguments += ["--memory-limit", str(self._memory)]

@@ -6,6 +6,7 @@ on an operand only (column norms, block norms) may be kept between the chunks th
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ class _Entry:
 
 
 class OperandStatistics:
-    """What is known of operands alone, kept for the next chunk that reads them; the least used goes first.
+    """What is known of operands alone, kept for the next chunk that reads them; the least used goes first. Thread-safe.
 
     It never holds anything that depends on a check's random numbers.
 
@@ -149,19 +150,22 @@ class OperandStatistics:
     def __init__(self, limit: int = 32 << 20):
         self.limit, self.nbytes = limit, 0
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Any:
         """The statistic of that name, or None."""
-        if key not in self._entries:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key].value
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key].value
 
     def put(self, key: Hashable, value: Array) -> None:
         """Keep a statistic."""
-        if key in self._entries:
-            self.nbytes -= self._entries.pop(key).nbytes
-        self._entries[key] = _Entry(value, value.nbytes)
-        self.nbytes += value.nbytes
-        while self.nbytes > self.limit:
-            self.nbytes -= self._entries.popitem(last=False)[1].nbytes
+        with self._lock:
+            if key in self._entries:
+                self.nbytes -= self._entries.pop(key).nbytes
+            self._entries[key] = _Entry(value, value.nbytes)
+            self.nbytes += value.nbytes
+            while self.nbytes > self.limit:
+                self.nbytes -= self._entries.popitem(last=False)[1].nbytes

@@ -96,8 +96,8 @@ def measure_flops() -> float:
     return 2 * SPEED_SIZE**3 / best
 
 
-def describe(limits: Limits) -> Machine:
-    """Test and measure this machine, with the threads that are set."""
+def describe(limits: Limits, at_once: int = 1) -> Machine:
+    """Test and measure this machine, with the threads that are set; it works on `at_once` attempts at a time."""
     check_blas()
     names = ("numpy", "dask", "distributed", "goblin-dask")
     versions = {name: version(name) for name in names} | {"python": platform.python_version(), "blas": blas()}
@@ -106,7 +106,7 @@ def describe(limits: Limits) -> Machine:
         device=f"cpu {platform.machine()}",
         versions=tuple(sorted(versions.items())),
         threads=limits.threads,
-        slots=1 + limits.prefetch,
+        slots=at_once + limits.prefetch,
         memory=limits.memory,
         cache=limits.cache,
         flops=measure_flops(),

@@ -112,8 +112,9 @@ async def install(worker: Worker) -> Runner:
     threads, memory = internals.lent(worker)
     limits = Limits.configured(threads=threads, memory=memory)
     machines.return_memory_early()
-    worker.goblin_threads = machines.use_threads(limits.threads)  # in force as long as it is kept
-    machine = await asyncio.to_thread(machines.describe, limits)
+    alone = role == "validator"
+    worker.goblin_threads = machines.use_threads(1 if alone else limits.threads)  # in force as long as it is kept
+    machine = await asyncio.to_thread(machines.describe, limits, limits.threads if alone else 1)
     address = internals.gateway_address(worker)
     member = Member(role, machine)
     transfers = Transfers(http_base(address), trust(address))

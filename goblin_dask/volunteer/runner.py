@@ -130,7 +130,8 @@ class Runner:
         self._checker = checker
         self._attempts: dict[str, _Attempt] = {}
         self._forestalled: deque[str] = deque(maxlen=1000)
-        self._device = _threads(1, "goblin-compute")
+        # A check is memory-bound and hardly gains from BLAS threads: a validator does several, one thread each.
+        self._device = _threads(limits.threads if checker else 1, "goblin-compute")
         self._fetches = _threads(FETCHES, "goblin-fetch")
         self._uploads = _threads(UPLOADS, "goblin-upload")
         self._owner = _OwnersShare() if limits.busy is not None else None
@@ -208,6 +209,8 @@ class Runner:
             self._send(fail("cancelled", str(error)))
         except ProgramError as error:
             self._send(fail("unsupported", str(error)))
+        except InputError as error:
+            self._send(fail("data", str(error)))
         except FetchFailed as error:
             self._send(fail("fetch", str(error)))
         except _UploadFailed as error:
