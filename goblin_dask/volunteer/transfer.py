@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ROUNDS = 6
-"""Times that all routes are tried before an attempt is given up: the pauses are 15 s together, longer than a short cut or
-the restart of a gateway."""
+"""Times that all routes are tried before an attempt is given up. The pauses are 15 s together: longer than a short cut,
+or the restart of a gateway."""
 PAUSE = 0.5
 """Seconds before the second round; doubled for each further one."""
 SULK = 60.0

@@ -142,7 +142,7 @@ class Bench:
     @property
     def status(self):
         """Of the gateway."""
-        with urlopen(f"http://{self.grid.address.partition('://')[2]}/goblin/status.json") as response:  # noqa: S310
+        with urlopen(f"http://{self.grid.address.partition('://')[2]}/goblin/status.json") as response:
             return json.load(response)
 
     # --- jobs ---------------------------------------------------------------------------------------------------

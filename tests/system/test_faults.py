@@ -121,9 +121,8 @@ def test_an_upload_is_cut_halfway(relayed, report):
         assert not [note for note in bench.notes.since(mark) if note.what.startswith("AttemptFailed")]
         until(lambda: not list((bench.grid.directory / "lab").rglob("staging/*")), 5.0)
         volunteer.stop()
-        report(
-            f"upload cut at {half >> 20} MiB: handed in {uploaded.time - cut.time:.1f} s after its commitment; {account}"
-        )
+        seconds = uploaded.time - cut.time
+        report(f"upload cut at {half >> 20} MiB: handed in {seconds:.1f} s after its commitment; {account}")
 
 
 def test_a_cut_of_5_seconds_while_blobs_move_costs_no_computation(relayed, report):
@@ -135,9 +134,7 @@ def test_a_cut_of_5_seconds_while_blobs_move_costs_no_computation(relayed, repor
         with bench.submit() as job:
             hit = computing(bench.notes, mark, volunteer.pid)
             proxy.cut()
-            begun = time.monotonic()
-            bench.notes.wait(mark, lambda note: note.what == "Committed" and note.attempt == hit.attempt)
-            time.sleep(max(0.0, begun + 5 - time.monotonic()))  # the length of the cut is the point
+            time.sleep(5)  # the length of the cut is the point
             proxy.heal()
             healed = time.monotonic()
             accepted = bench.notes.wait(mark, lambda note: note.what == "Checked:accepted" and note.task == hit.task)
