@@ -342,6 +342,7 @@ class Job:
         self._last = status
         self._repack, self._collections, self._single = repack, collections, single
         self._result: Any = None
+        self._certificate: dict[str, Any] | None = None
         self._has_result = False
 
     def __enter__(self) -> Job:
@@ -379,9 +380,14 @@ class Job:
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """How every part was verified; complete when the job is done."""
-        found: dict[str, Any] = json.loads(self.lab._request("GET", f"/jobs/{self.id}/certificate"))
-        return found
+        """How every part was verified; complete when the job is done, and kept from then on."""
+        if self._certificate is None:
+            final = self._refresh()["state"] in FINAL
+            found: dict[str, Any] = json.loads(self.lab._request("GET", f"/jobs/{self.id}/certificate"))
+            if not final:
+                return found
+            self._certificate = found
+        return self._certificate
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Its status whenever that changes, until it has ended."""
@@ -392,13 +398,14 @@ class Job:
                     yield self._last
 
     def wait(self) -> Job:
-        """Wait until it is done.
+        """Wait until it is done. Its certificate is kept then, also for when the lab node has gone.
 
         Raises
         ------
         JobFailed, JobCancelled, TooLarge, or the error of the researcher's own function
         """
         self._take()
+        self.certificate  # noqa: B018 asks for it, and so keeps it
         return self
 
     def result(self) -> Any:
