@@ -192,9 +192,12 @@ class _Fusion:
         task = self.tasks[number]
         sources = [self.tasks[producer] for producer in producers]
         declared = [*task.operands, *(operand for source in sources for operand in source.operands)]
-        origins = task.origins
+        operands = tuple(declared[slot] for slot in slots)
         for operand in task.operands:
             self.readers[operand.key].discard(number)
+        for operand in operands:  # one of the producers may be read by another of them
+            self.readers[operand.key].add(number)
+        origins = task.origins
         for producer, source in zip(producers, sources, strict=True):
             if all(not self.readers[o.key] and o.key not in self.kept for o in source.outputs):
                 origins += source.origins
@@ -203,10 +206,7 @@ class _Fusion:
                     del self.maker[output.key]
                 for operand in source.operands:
                     self.readers[operand.key].discard(producer)
-        fused = GridTask(program, tuple(declared[slot] for slot in slots), task.outputs, origins, task.offload)
-        for operand in fused.operands:
-            self.readers[operand.key].add(number)
-        self.tasks[number] = fused
+        self.tasks[number] = GridTask(program, operands, task.outputs, origins, task.offload)
 
     # --- tiles and bundles ----------------------------------------------------------------------------------------
 

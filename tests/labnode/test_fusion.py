@@ -42,6 +42,17 @@ def test_every_program_is_the_same_after_fusion(name, tmp_path):
             np.testing.assert_allclose(after[key], value, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
+def test_a_producer_that_is_read_by_another_one_is_kept():
+    """The permutation of an LU decomposition, computed back: transposes that several tasks read, and each other."""
+    a = np.diag([7.0, 8, 4, 6, 3, 5])
+    p, lower_part, upper_part = da.linalg.lu(da.from_array(a, chunks=2))
+    plan = lowered(da.allclose(p.dot(lower_part).dot(upper_part), a))
+    fused = fuse(plan, OFFER)
+    made = {output.key for task in fused.grid for output in task.outputs} | {task.key for task in fused.lab}
+    assert {operand.key for task in fused.grid for operand in task.operands} <= made
+    assert all(Interpreter().run(fused).values())
+
+
 def big(side, chunk, seed=0):
     return da.random.default_rng(seed).random((side, side), chunks=chunk)
 
