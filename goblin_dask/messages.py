@@ -333,7 +333,8 @@ class Uploaded(Message, frozen=True):
 
 class AttemptFailed(Message, frozen=True):
     attempt: str
-    kind: Literal["memory", "fetch", "upload", "compute", "unsupported", "cancelled"]
+    kind: Literal["memory", "fetch", "upload", "compute", "data", "unsupported", "cancelled"]
+    """``data``: the program cannot be run on these inputs, here or anywhere (a singular matrix, say)."""
     reason: str
     needs: int = 0
     """With ``memory``: bytes needed; `offers`: bytes that are free now."""

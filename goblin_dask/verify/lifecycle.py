@@ -245,9 +245,12 @@ class TaskLife:
             return effects
         if message.kind == "cancelled":
             return effects
+        if message.kind == "data" and self.state == "open":
+            # Whoever says so wrongly gains nothing: the laboratory runs it, and the failure is charged.
+            return effects + self._fail("error", message.reason)
         if message.kind == "unsupported":
             self.unable[key] = "unsupported"
-        kind = {"unsupported": "unsupported", "compute": "error"}.get(message.kind, "lost")
+        kind = {"unsupported": "unsupported", "compute": "error", "data": "error"}.get(message.kind, "lost")
         return effects + self._failed_on(attempt, kind, message.reason)
 
     # --- validators' facts ------------------------------------------------------------------------------------------

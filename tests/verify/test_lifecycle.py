@@ -191,6 +191,16 @@ def test_nobody_is_stuck_while_nobody_is_there():
     assert one.state == "open"
 
 
+def test_data_that_the_program_is_not_for_are_the_laboratorys_at_once():
+    one = life()
+    lease(one, "a")
+    effects = one.fail("t#a", m.AttemptFailed("t#a", "data", "the matrix is singular"), 0.0)
+    failed = next(x for x in effects if isinstance(x, fx.Failed))
+    assert (failed.kind, failed.reason) == ("error", "the matrix is singular")
+    assert [x.kind for x in effects if isinstance(x, fx.Charge)] == ["failed"]
+    assert one.state == "failed"
+
+
 def test_mismatch_names_the_first_difference():
     assert mismatch((blob("x"),), (SPEC,)) == ""
     assert "1 outputs where 2" in mismatch((blob("x"),), (SPEC, SPEC))
