@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.linalg.blas  # loads its library: `use_threads` reaches only those that are loaded
 from threadpoolctl import ThreadpoolController
 
 from goblin_dask import config
@@ -71,6 +72,10 @@ def check_blas() -> None:
     b = np.arange(5 * 625, dtype="f8").reshape(5, 625) % 89
     exact = (a.astype("i8")[:, None, :] * b.astype("i8").T[None, :, :]).sum(-1)
     transposes = bool((a @ b == exact).all() and (exact == (b.T @ a.T).T).all())
+    # SciPy brings another one, which adds products up. It takes 32 MB for itself when it is first used, and waits for
+    # ever where it may not have them: now, and not in the first task.
+    gemm = scipy.linalg.blas.dgemm
+    transposes &= bool((gemm(1, b.T, a.T) == exact.T).all() and (gemm(1, b, a, trans_a=1, trans_b=1) == exact.T).all())
     if not threads or not transposes:
         what = "rows of another thread" if not threads else "a wrong product of transposed matrices"
         raise GoblinError(

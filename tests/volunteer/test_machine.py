@@ -1,5 +1,7 @@
 """What a machine says of itself."""
 
+import subprocess
+import sys
 import threading
 
 import dask.config
@@ -74,3 +76,24 @@ def test_threads_are_set_for_good():
     assert all(lib["num_threads"] == 1 for lib in ThreadpoolController().info())
     kept.restore_original_limits()
     assert {lib["filepath"]: lib["num_threads"] for lib in ThreadpoolController().info()} == before
+
+
+def test_threads_are_set_for_every_blas_that_tasks_use():
+    """NumPy and SciPy each have one, and SciPy loads its own only when it is asked for."""
+    code = (
+        "from goblin_dask.volunteer import machine; kept = machine.use_threads(1)\n"
+        "import scipy.linalg.blas; from threadpoolctl import ThreadpoolController\n"
+        "found = [lib['num_threads'] for lib in ThreadpoolController().info() if lib['user_api'] == 'blas']\n"
+        "assert found == [1] * len(found), found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_blas_that_is_used_for_the_first_time_takes_its_memory_before_the_first_task():
+    code = (
+        "import psutil, numpy as np; from goblin_dask.volunteer import machine; kept = machine.use_threads(1)\n"
+        "machine.check_blas(); before = psutil.Process().memory_info().data\n"
+        "from goblin_dask.graphs.operators.contraction import _gemm; c = np.ones((300, 300), 'f4'); _gemm(c, c, c)\n"
+        "assert psutil.Process().memory_info().data - before < 8 << 20"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
