@@ -43,7 +43,7 @@ def run(path: Path, mode: str) -> dict[str, dict[str, object]]:
             with log.open("w") as stream:
                 subprocess.run(
                     f"{sys.executable} -m pytest -q -p tests.peer_plugin -p no:cacheprovider -c {os.devnull} "
-                    f"--timeout=120 --rootdir {path.parent} {path}".split(),
+                    f"--timeout=120 --tb=native --rootdir {path.parent} {path}".split(),
                     cwd=folder,
                     env=environment,
                     stdout=stream,

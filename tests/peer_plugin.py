@@ -27,7 +27,7 @@ def _scheduler() -> Iterator[None]:
         from goblin_dask.testing.inprocess import InProcessGrid
 
         original = dict(named_schedulers)
-        with InProcessGrid(volunteers=2, offload="always") as grid:
+        with InProcessGrid(volunteers=2, offload="always", memory="12GB") as grid:
             for name in named_schedulers:
                 named_schedulers[name] = grid.lab.get
             with dask.config.set(scheduler=grid.lab.get):
@@ -38,7 +38,9 @@ def _scheduler() -> Iterator[None]:
         yield
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(exitstatus: int) -> None:
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return  # it did not come to its end: its outcomes are not all there
     result = {"outcomes": _outcomes, "reasons": _reasons, "counts": _counts}
     Path(os.environ["GOBLIN_PEER_RESULT"]).write_text(json.dumps(result))
 

@@ -25,6 +25,7 @@ from goblin_dask.errors import ConnectionLost, InputError, JobError, JobFailed, 
 from goblin_dask.graphs.capture.dask_internals import expression_of
 from goblin_dask.labnode.assemble import Values, join
 from goblin_dask.labnode.jobs import FINAL, Result, Submission, Target
+from goblin_dask.labnode.plan import Declared
 from goblin_dask.labnode.progress import Bar, job_html
 from goblin_dask.messages import GridOffer
 from goblin_dask.store.buffers import array_of, dtype_name, dtype_of, nbytes
@@ -126,7 +127,8 @@ class Lab:
         if not found:
             raise InputError("nothing to compute: no dask collection was given, such as a dask array")
         expression, keys = expression_of(found)
-        submission = self._submission(expression, keys, verify, offload, name=name)
+        arrays = tuple(declared(each) for each in found if type(each) is da.Array)
+        submission = self._submission(expression, keys, verify, offload, name=name, declared=arrays)
         return Job(self, self._post(submission), repack, found, single=len(collections) == 1)
 
     def compute(self, *collections: Any, verify: str | None = None, offload: str | None = None) -> Any:
@@ -198,7 +200,10 @@ class Lab:
             overwrite,
             options,
         )
-        return Job(self, self._post(self._submission(expression, keys, verify, offload, target=target)))
+        return Job(
+            self,
+            self._post(self._submission(expression, keys, verify, offload, target=target, declared=(declared(array),))),
+        )
 
     def _submission(self, graph: Any, keys: Any, verify: str | None, offload: str | None, **more: Any) -> Submission:
         return Submission(graph, keys, verify or self.verify, offload or self.offload, fuse=self.fuse, **more)
@@ -306,6 +311,11 @@ class Lab:
 def _close_all(connections: list[http.client.HTTPConnection]) -> None:
     while connections:
         connections.pop().close()
+
+
+def declared(array: da.Array) -> Declared:
+    """What a dask array says of its blocks."""
+    return Declared(array.name, array.chunks, array.dtype.name)
 
 
 def _error(response: http.client.HTTPResponse) -> Exception:

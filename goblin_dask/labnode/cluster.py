@@ -23,6 +23,7 @@ from distributed import Client, Scheduler, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from goblin_dask.errors import ConnectionLost
+from goblin_dask.labnode.dask_internals import current_client
 from goblin_dask.verify.sampling import SampledRecheck
 
 _SETTINGS = {
@@ -246,7 +247,7 @@ class LabCluster:
         async def start() -> ActorHandle:
             lost = self._lost[key] = asyncio.get_running_loop().create_future()
             future = self.client.submit(kind, *args, actor=True, key=key, pure=False, resources={"lab": 0})
-            with self.client.as_current():
+            with current_client(self.client):
                 return ActorHandle(future, await future, lost)
 
         return await self._main.ask(start())

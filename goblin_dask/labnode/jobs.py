@@ -19,7 +19,7 @@ from goblin_dask.labnode.actors import Happening, InLab, JobActor, Moved, OnGrid
 from goblin_dask.labnode.assemble import Stored
 from goblin_dask.labnode.cluster import LabCluster
 from goblin_dask.labnode.execute import Run
-from goblin_dask.labnode.plan import Key, Plan
+from goblin_dask.labnode.plan import Declared, Key, Plan
 from goblin_dask.labnode.uplink import Accepted
 from goblin_dask.store.refs import ChunkRef
 
@@ -62,6 +62,8 @@ class Submission:
     verify: str | m.Policy | None = None
     offload: str | None = None
     target: Target | None = None
+    declared: tuple[Declared, ...] = ()
+    """What the arrays that are wanted say of their blocks; blocks unlike that are refused."""
     fuse: bool = True
     """Whether tasks may be joined into larger ones; without, each is verified on its own."""
     name: str = ""

@@ -25,12 +25,11 @@ from goblin_dask.graphs.capture.dask_internals import (
     Request,
     Task,
     TaskRef,
-    declared_blocks,
 )
 from goblin_dask.graphs.capture.pytree import flatten, is_array, unflatten
 from goblin_dask.graphs.capture.templates import Template, Templates
 from goblin_dask.labnode import sources
-from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Operand, Output, Plan
+from goblin_dask.labnode.plan import Declared, DynamicTask, GridTask, Key, LabTask, Operand, Output, Plan
 from goblin_dask.messages import ArraySpec
 
 
@@ -260,22 +259,28 @@ def arrays_of(value: Any) -> list[Any]:
     return flatten(value, lambda each: is_array(each) or hasattr(each, "spec"))[0]
 
 
-def check_declared(array: Any, plan: Plan) -> None:
-    """Refuse a dask array one of whose blocks is not what the array says of it, as far as the plan knows.
+def check_declared(array: Declared, specs: Mapping[Key, Any]) -> None:
+    """Refuse a dask array one of whose blocks is not what the array says of it.
+
+    Parameters
+    ----------
+    array : Declared
+    specs : mapping
+        What is known of its blocks: `Plan.specs` before they are computed, their own afterwards.
 
     Raises
     ------
     InputError
         Naming the block, and both shapes and dtypes.
     """
-    for key, shape in declared_blocks(array):
-        spec = plan.specs.get(key)
+    for key, shape in array.blocks():
+        spec = specs.get(key)
         if not isinstance(spec, ArraySpec):
             continue
         known = all(math.isnan(said) or said == size for said, size in zip(shape, spec.shape, strict=False))
-        if len(shape) != len(spec.shape) or not known or spec.dtype != array.dtype.name:
+        if len(shape) != len(spec.shape) or not known or spec.dtype != array.dtype:
             raise InputError(
-                f"block {key[1:]} of {key[0]} is declared {array.dtype.name} {shape}, but its function returns "  # type: ignore[index]
+                f"block {key[1:]} of {key[0]} is declared {array.dtype} {shape}, but its function returns "  # type: ignore[index]
                 f"{spec.dtype} {spec.shape}; give map_blocks the right dtype= and chunks="
             )
 

@@ -28,7 +28,7 @@ from goblin_dask.labnode.data import DataServer
 from goblin_dask.labnode.execute import Run
 from goblin_dask.labnode.fusion import fuse
 from goblin_dask.labnode.jobs import FINAL, Job, Result, Submission, check_target, translate
-from goblin_dask.labnode.lowering import lower
+from goblin_dask.labnode.lowering import check_declared, lower
 from goblin_dask.labnode.placement import place
 from goblin_dask.labnode.plan import Plan
 from goblin_dask.labnode.price import Prices
@@ -297,6 +297,8 @@ class LabNode:
                 job.become("storing")
                 await asyncio.to_thread(writing.finish, job.certificate)
             found = {key: run.value(key, values) for key in plan.keys}
+            for array in job.submission.declared:
+                check_declared(array, {key: value.specs() for key, value in found.items()})
             job.result = Result(job.submission.keys, plan.keys, found, request.assemble)
             job.become("done")
         except BaseException as error:
@@ -350,6 +352,8 @@ class LabNode:
             check_target(submission.target)
         request = Request.of(submission.graph, submission.keys)
         plan = lower(request, request.keys)
+        for array in submission.declared:
+            check_declared(array, plan.specs)
         if offload != "never" and submission.fuse:
             plan = fuse(plan, self.offer, self._prices)
         return request, place(plan, self.offer, offload, self._prices)  # type: ignore[arg-type]

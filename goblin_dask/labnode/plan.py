@@ -7,7 +7,8 @@ values) at the leaves; chunk reductions return dicts, `topk` lists. On the lab's
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import itertools
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,13 +57,29 @@ class LabTask:
     """Dask's `GraphNode`."""
     dependencies: tuple[Key, ...]
     kind: str = "lab"
-    """``source`` (reads no array operand), ``sink`` (stores), ``lab`` (did not trace), ``data``; ``alias``: the value of
-    its only dependency, and ``view``: arrays of its dependencies in a tree of its own, for which `task` may be called
-    with trees of arrays or of references to them alike."""
+    """``source`` (reads no array operand), ``sink`` (stores), ``lab`` (did not trace), ``data``; ``alias``: the value
+    of its only dependency, and ``view``: arrays of its dependencies in a tree of its own, for which `task` may be
+    called with trees of arrays or of references to them alike."""
     reason: str = ""
     """Why it does not run on the grid, for the job's report."""
     region: Region | None = None
     """For a source that is a region of a Zarr array: read in place instead of through the task's function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a dask array that is wanted says of its blocks."""
+
+    name: str
+    chunks: tuple[tuple[float, ...], ...]
+    """NaN where it does not know."""
+    dtype: str
+
+    def blocks(self) -> Iterator[tuple[Key, tuple[float, ...]]]:
+        """Of each block: its key, and the shape that the array says it has."""
+        indices = itertools.product(*(range(len(lengths)) for lengths in self.chunks))
+        for index, shape in zip(indices, itertools.product(*self.chunks), strict=True):
+            yield (self.name, *index), shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +119,16 @@ class Plan:
 
 Spec = ArraySpec
 
-__all__ = ["DynamicTask", "GridTask", "Key", "LabTask", "Leaf", "Operand", "Output", "Plan", "Region", "Spec"]
+__all__ = [
+    "Declared",
+    "DynamicTask",
+    "GridTask",
+    "Key",
+    "LabTask",
+    "Leaf",
+    "Operand",
+    "Output",
+    "Plan",
+    "Region",
+    "Spec",
+]

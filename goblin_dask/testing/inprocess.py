@@ -113,6 +113,8 @@ class InProcessGrid:
     volunteers, validators : int
     offload, verify, fuse : optional
         For everything that `lab` computes.
+    memory : str
+        Of each worker.
     directory : path, optional
         For blobs and ledger; a temporary one by default.
     gateway_config, lab_options : dict, optional
@@ -129,6 +131,7 @@ class InProcessGrid:
         offload: str | None = "always",
         verify: str | None = None,
         fuse: bool = True,
+        memory: str = "4GB",
         directory: Path | str | None = None,
         gateway_config: dict[str, Any] | None = None,
         lab_options: dict[str, Any] | None = None,
@@ -137,7 +140,7 @@ class InProcessGrid:
         self._temporary = tempfile.TemporaryDirectory(prefix="goblin-inprocess-") if directory is None else None
         self.directory = Path(self._temporary.name if self._temporary is not None else directory or "")
         self._counts = volunteers, validators
-        self._tamper = tamper
+        self._memory, self._tamper = memory, tamper
         self._gateway_config, self._lab_options = gateway_config or {}, lab_options or {}
         self.workers: list[GridWorker] = []
         self._grid_loop, self._lab_loop = LoopThread("goblin-grid"), LoopThread("goblin-lab")
@@ -185,7 +188,7 @@ class InProcessGrid:
                 token=token,
                 tamper=(lambda runner: tamper(number, runner)) if tamper and role == "volunteer" else None,
                 nthreads=1,
-                memory_limit="4GB",
+                memory_limit=self._memory,
                 local_directory=str(self.directory / f"{role}-{number}"),
                 dashboard=False,
             )

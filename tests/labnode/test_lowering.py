@@ -11,6 +11,7 @@ import zarr
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.capture import selfcheck
 from goblin_dask.graphs.capture.dask_internals import Request
+from goblin_dask.labnode.client import declared
 from goblin_dask.labnode.lowering import check_declared, lower, summary
 from goblin_dask.messages import ArraySpec
 from tests.expressions import DATA_DEPENDENT, EXPRESSIONS, SUMMING, VARIANTS, operands
@@ -121,8 +122,8 @@ def test_blocks_unlike_their_declaration_have_the_specs_that_they_have():
     plan = lower(Request.of_collections([collection]), None)
     assert {(spec.shape, spec.dtype) for spec in (plan.specs[key] for key in plan.keys)} == {((2,), "float32")}
     with pytest.raises(InputError, match=r"declared int64 \(3,\), but its function returns float32 \(2,\)"):
-        check_declared(collection, plan)
-    check_declared(x + 1, lower(Request.of_collections([x + 1]), None))
+        check_declared(declared(collection), plan.specs)
+    check_declared(declared(x + 1), lower(Request.of_collections([x + 1]), None).specs)
 
 
 def test_one_name_for_different_data_is_refused():
@@ -202,6 +203,15 @@ def test_plain_dicts_and_delayed_objects():
     assert Interpreter()({"a": 1, "b": (lambda a: a + 1, "a")}, ["b", ["a"]]) == (2, (1,))
     value = dask.delayed(lambda a, b: a + b)(np.ones(3), 2)
     np.testing.assert_array_equal(value.compute(scheduler=Interpreter()), [3, 3, 3])
+
+
+def test_optimised_graphs_within_delayed_objects_are_taken_apart():
+    x = da.from_array(np.arange(12.0), chunks=3)
+    spread = dask.delayed(lambda total, mean: total / mean)(((x - x.mean()) ** 2).sum(), x.mean())
+    scheduler = Interpreter()
+    got = spread.compute(scheduler=scheduler)
+    assert got == pytest.approx(spread.compute(scheduler="sync"))
+    assert summary(scheduler.plans[0])["grid"] >= 12
 
 
 def test_several_collections_at_once():

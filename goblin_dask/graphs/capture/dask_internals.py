@@ -9,13 +9,12 @@ is cut off and done at the end by whoever wants the result (`Request.assemble`).
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._expr import Expr, FinalizeCompute, HLGExpr, _HLGExprSequence
+from dask._expr import Expr, FinalizeCompute, HLGExpr, ProhibitReuse, _HLGExprSequence
 from dask._task_spec import (
     Alias,
     DataNode,
@@ -211,14 +210,6 @@ def _same_data(a: Mapping[Key, Any], b: Mapping[Key, Any]) -> bool:
     return True
 
 
-def declared_blocks(array: Any) -> Iterator[tuple[Key, tuple[float, ...]]]:
-    """Of each block of a dask array: its key, and the shape that the array says it has; NaN where it does not know."""
-    for index, shape in zip(
-        itertools.product(*map(range, array.numblocks)), itertools.product(*array.chunks), strict=True
-    ):
-        yield (array.name, *index), shape
-
-
 def _low_level(graph: HighLevelGraph, keys: list[Key]) -> dict[Key, Any]:
     culled = graph.cull(set(keys))
     flat: dict[Key, Any] = {}
@@ -231,7 +222,7 @@ def normalise(graph: Mapping[Key, Any], keys: Iterable[Key]) -> Graph:
     """Task nodes alone: legacy tuples converted, fused tasks taken apart again, culled to `keys`."""
     if not all(isinstance(node, GraphNode) for node in graph.values()):
         graph = convert_legacy_graph(graph)
-    flat: Graph = cull(dict(graph), list(keys))
+    flat: Graph = {key: _bare(node) for key, node in cull(dict(graph), list(keys)).items()}
     fused = [node for node in flat.values() if type(node) is Task and node.func is _execute_subgraph]
     while fused:
         flat = dict(flat)
@@ -239,6 +230,13 @@ def normalise(graph: Mapping[Key, Any], keys: Iterable[Key]) -> Graph:
         flat.update({part.key: part for part in parts})
         fused = [node for node in parts if type(node) is Task and node.func is _execute_subgraph]
     return flat
+
+
+def _bare(node: GraphNode) -> GraphNode:
+    """A task without the call of an identity that `ProhibitReuse` puts around it."""
+    while type(node) is Task and node.func is ProhibitReuse._identity and isinstance(node.args[0], GraphNode):
+        node = node.args[0].substitute({}, key=node.key)
+    return node
 
 
 def _take_apart(node: Task) -> list[GraphNode]:
