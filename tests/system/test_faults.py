@@ -1,6 +1,22 @@
 """Every actor is a process of its own, and something happens to one: the job completes, and is right.
 
 What a test here calls *kept*: computed once, by the worker that had it when the fault came.
+
+Situations that have gone wrong elsewhere, and where each is tested:
+
+==  ================================================  ==========================================================
+ 7  right results thrown away after a bad end         gateway ``test_a_checked_result_counts_...``
+ 8  a nonsense speed makes a nonsense deadline        gateway ``test_a_nonsense_speed_makes_...``
+10  a flickering worker makes its tasks fail          gateway ``test_host_loss_is_not_the_tasks_fault``, the cuts here
+11  all idle, tasks "processing" for ever             gateway ``test_a_single_volunteer_that_never_...``,
+                                                      ``test_a_volunteer_never_answers`` here
+12  a computation stops the heartbeat                 ``test_a_process_that_stands_still_for_a_while`` here
+14  an upload that is "uploading" for ever            store ``test_a_crash_leaves_no_half_upload``,
+                                                      ``test_an_upload_is_cut_halfway`` here
+17  a bad frame costs others                          wire ``test_border.py``: ``honest`` goes on beside every attack
+18  idle connections are cut                          wire ``test_an_idle_session_stays_up_by_its_keepalives``
+20  versions that differ                              wire ``test_another_version_is_refused_with_a_sentence_...``
+==  ================================================  ==========================================================
 """
 
 import signal
@@ -143,6 +159,21 @@ def test_a_cut_of_5_seconds_while_blobs_move_costs_no_computation(relayed, repor
         assert [note.attempt for note in bench.notes.since(mark, "computes") if note.task == hit.task] == [hit.attempt]
         volunteer.stop()
         report(f"relay cut for 5 s: its result accepted {accepted.time - healed:.1f} s after the cut; {account}")
+
+
+def test_a_process_that_stands_still_for_a_while(bench, report):
+    """As one does whose computation lets no other thread run: no heartbeat, no answer, and it is nobody's failure."""
+    still = bench.ensure(1)[0]
+    mark = bench.notes.mark()
+    with bench.submit() as job:
+        hit = computing(bench.notes, mark, still.pid)
+        still.kill(signal.SIGSTOP)
+        time.sleep(3)  # the length of the standstill is the point
+        still.kill(signal.SIGCONT)
+        bench.check(job)
+        account = bench.account(mark, job)
+    assert [note.attempt for note in bench.notes.since(mark, "computes") if note.task == hit.task] == [hit.attempt]
+    report(f"stood still for 3 s: {account}")
 
 
 @pytest.mark.full
