@@ -28,7 +28,7 @@ from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
 from goblin_dask.labnode.assemble import Stored
 from goblin_dask.labnode.lowering import LateLowering
-from goblin_dask.labnode.originals import run_originals
+from goblin_dask.labnode.originals import call_on_copies_if_need_be, run_originals
 from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Plan, Region
 from goblin_dask.labnode.uplink import Accepted, GridLink, NotOnGrid, Order, Prepared
 from goblin_dask.store.arrays import source_region, write_region
@@ -402,7 +402,7 @@ class Run:
             stored = Stored.of_references(node({name: value.references() for name, value in operands.items()}))
         else:
             values = {name: self.read(value) for name, value in operands.items()}
-            stored = self.write(node(values))
+            stored = self.write(call_on_copies_if_need_be(node, values))
             if kind == "lab" and not any(map(_reads_array, values.values())):
                 kind = "source"
         self._keep(key, stored.refs)

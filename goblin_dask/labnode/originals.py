@@ -9,9 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from goblin_dask.errors import InputError
+from goblin_dask.graphs.capture.pytree import map_tree
 from goblin_dask.labnode import sources
+from goblin_dask.labnode.assemble import writable
 from goblin_dask.labnode.plan import Key
+
+
+def call_on_copies_if_need_be(node: Any, values: Mapping[Key, Any]) -> Any:
+    """Call a task. A blob never changes, so a function that changes its operands in place is given copies to change."""
+    try:
+        return node(values)
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+    return node({key: map_tree(_own, value) for key, value in values.items()})
+
+
+def _own(value: Any) -> Any:
+    return writable(value) if isinstance(value, np.ndarray) else value
 
 
 def run_originals(graph: Mapping[Key, Any], keys: Iterable[Key], known: Mapping[Key, Any]) -> dict[Key, Any]:
@@ -48,6 +66,6 @@ def run_originals(graph: Mapping[Key, Any], keys: Iterable[Key], known: Mapping[
         function = getattr(node, "func", None)
         if sources.is_sink(function) or sources.is_load(function):
             raise InputError(f"{key!r} stores what it computes, and is not run twice")
-        values[key] = node({each: values[each] for each in node.dependencies})
+        values[key] = call_on_copies_if_need_be(node, {each: values[each] for each in node.dependencies})
         stack.pop()
     return {key: values[key] for key in wanted}

@@ -224,3 +224,15 @@ class TestDataThatAProgramIsNotFor:
         x = da.from_array(z, chunks=2)
         counted = da.map_blocks(lambda b: np.bincount(b, minlength=3), x, dtype=int, chunks=((np.nan, np.nan),))
         np.testing.assert_array_equal(lab.compute(counted + 1), [2, 2, 1, 1, 2, 1, 1, 1, 2])
+
+
+def test_a_function_that_changes_its_block_changes_a_copy(lab):
+    def hidden(block):
+        block[block.argmax().item()] = 0  # a branch on data: it runs in the laboratory
+        return block
+
+    x = da.from_array(np.array([1.0, 2.0, 3.0, 1.0]), chunks=2)
+    doubled = x * 2
+    changed, same = lab.compute(doubled.map_blocks(hidden, dtype=float, meta=np.empty(0)), doubled)
+    np.testing.assert_array_equal(changed, [2, 0, 0, 2])
+    np.testing.assert_array_equal(same, [2, 4, 6, 2])
