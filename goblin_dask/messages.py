@@ -362,9 +362,7 @@ Session = Hello | Welcome | Goodbye
 ToGateway = (
     LabReady | SubmitTask | DefineProgram | CancelTask | Committed | Uploaded | AttemptFailed | Checked | Holding
 )
-FromGateway = (
-    TaskProgress | TaskAccepted | TaskFailed | TaskReopened | DropUploads | GridOffer | RelayRequest | Abandon
-)
+FromGateway = TaskProgress | TaskAccepted | TaskFailed | TaskReopened | DropUploads | GridOffer | RelayRequest | Abandon
 Work = Lease | Check
 """What the gateway hands to a Dask worker as the one argument of the one function that it may run."""
 

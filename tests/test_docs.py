@@ -25,7 +25,13 @@ def test_the_page_of_operators_is_current():
 def run(arguments, folder):
     environment = {**os.environ, "MPLBACKEND": "agg"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -148,7 +148,10 @@ class Grid(RuleBasedStateMachine):
             self.uploaded.add(d.attempt)
             self.do(e.FromWorker(d.worker, m.Uploaded(d.attempt)))
 
-    @rule(data=st.data(), kind=st.sampled_from(["memory", "fetch", "upload", "compute", "data", "unsupported", "cancelled"]))
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(["memory", "fetch", "upload", "compute", "data", "unsupported", "cancelled"]),
+    )
     def fail(self, data, kind):
         if self.hands:
             d = self.hands.pop(self.pick(data, self.hands))
