@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -80,9 +80,12 @@ class DataServer:
         """The task is on the grid from now on; `refs` say where its inputs lie."""
         self.permits.expect(task, refs)
 
-    def accept(self, task: str, outputs: Iterable[BlobRef]) -> None:
-        """The task's verified outputs become blobs, and it is forgotten. Blocks on the disk: call it in a thread."""
-        self.permits.accept(task, outputs)
+    def accept(self, task: str, outputs: Collection[BlobRef], *, unchecked: bool = False) -> None:
+        """The task's outputs become blobs; it is forgotten, unless it is `unchecked`: then its check is yet served.
+
+        Blocks on the disk: call it in a thread.
+        """
+        self.permits.accept(task, outputs, unchecked=unchecked)
 
     def drop(self, task: str, attempt: str) -> None:
         """This attempt's uploads are not wanted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from goblin_dask.digest import is_digest
@@ -29,6 +29,8 @@ class _Expected:
     """How many it has."""
     uploads: dict[str, set[str]] = field(default_factory=dict)
     """Digests of the uploads that wait for a verdict, by attempt."""
+    unchecked: frozenset[str] = frozenset()
+    """Digests of the blobs that were accepted without a check, which may come yet."""
 
 
 class Permits:
@@ -54,11 +56,18 @@ class Permits:
         sizes = frozenset(nbytes(spec) for spec in task.outputs)
         with self._lock:
             known = self._tasks.get(task.task)
-            uploads = known.uploads if known else {}
-            self._tasks[task.task] = _Expected(inputs, sizes, len(task.outputs), uploads)
+            uploads, unchecked = (known.uploads, known.unchecked) if known else ({}, frozenset())
+            self._tasks[task.task] = _Expected(inputs, sizes, len(task.outputs), uploads, unchecked)
 
-    def accept(self, task: str, outputs: Iterable[BlobRef]) -> None:
+    def accept(self, task: str, outputs: Collection[BlobRef], *, unchecked: bool = False) -> None:
         """The task was accepted: these uploads become blobs, its others go.
+
+        Parameters
+        ----------
+        task, outputs
+            As the gateway says.
+        unchecked : bool
+            Nobody has checked it: whoever is granted a check is served until the task is forgotten.
 
         Raises
         ------
@@ -75,6 +84,10 @@ class Permits:
                 elif not self.blobs.has(ref.digest):
                     raise BlobMissing(f"output {ref.digest} was accepted but never uploaded for task {task}")
         self.forget(task)
+        if unchecked and expected is not None:
+            names = frozenset(ref.digest for ref in outputs if ref.inline is None)
+            with self._lock:
+                self._tasks[task] = _Expected(expected.inputs, expected.sizes, expected.outputs, unchecked=names)
 
     def forget(self, task: str) -> None:
         """Grants for this task are void, its unverified uploads go."""
@@ -114,7 +127,8 @@ class Permits:
         with self._lock:
             grant, expected = self._granted(text, name)
             ref = expected.inputs.get(name)
-            uploaded = grant.kind == "check" and any(name in digests for digests in expected.uploads.values())
+            handed_in = (expected.unchecked, *expected.uploads.values())
+            uploaded = grant.kind == "check" and any(name in digests for digests in handed_in)
         if ref is not None:
             return chunks.open_chunk(self.blobs, ref)
         if uploaded:

@@ -89,6 +89,16 @@ class _Outstanding:
     accepting: bool = False
 
 
+@dataclass(slots=True)
+class _Unchecked:
+    """A task that was accepted without a check; who uses its result is told when it is withdrawn."""
+
+    message: m.SubmitTask
+    program: Prepared
+    notify: dict[str, Callable[[], None]]
+    """By job."""
+
+
 class GridLink:
     """Session with the gateway, and the tasks that are wanted from it. Lives on one loop; `submit` is thread-safe.
 
@@ -129,7 +139,7 @@ class GridLink:
         self._data, self._ledger, self._blobs = data, ledger, blobs
         self._on_offer = on_offer
         self._tasks: dict[Digest, _Outstanding] = {}
-        self._unchecked: dict[Digest, dict[str, Callable[[], None]]] = {}
+        self._unchecked: dict[Digest, _Unchecked] = {}
         self._defined: set[Digest] = set()
         self._session: ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -178,8 +188,14 @@ class GridLink:
 
     def settle(self, job: str) -> None:
         """Nobody is to be told any more that a result of this job is withdrawn. On the link's loop."""
-        for name in [name for name, waiting in self._unchecked.items() if waiting.pop(job, None) and not waiting]:
-            del self._unchecked[name]
+        for name, kept in list(self._unchecked.items()):
+            if kept.notify.pop(job, None) and not kept.notify:
+                self._checked(name)
+
+    def _checked(self, name: Digest) -> None:
+        """A result that was accepted unchecked was checked, or interests nobody any more."""
+        if self._unchecked.pop(name, None) is not None and name not in self._tasks:
+            self._data.forget(name)
 
     def _want(self, order: Order, future: Future[Accepted]) -> None:
         if future.cancelled():
@@ -192,6 +208,8 @@ class GridLink:
         if task is None:
             known = self._known(name, order.policy)
             if known is not None:
+                if order.on_reopened is not None and name in self._unchecked:
+                    self._unchecked[name].notify[order.job] = order.on_reopened
                 _resolve(future, known)
                 return
             task = self._tasks[name] = _Outstanding(
@@ -325,7 +343,8 @@ class GridLink:
 
     async def _take_over(self, message: m.TaskAccepted, task: _Outstanding) -> None:
         try:
-            await asyncio.to_thread(self._data.accept, message.task, message.outputs)
+            unchecked = message.verdict.method == UNCHECKED
+            await asyncio.to_thread(self._data.accept, message.task, message.outputs, unchecked=unchecked)
         except (StoreError, OSError) as error:
             logger.exception("the accepted outputs of task %s cannot be kept", message.task)
             self._fail(message.task, NotOnGrid(f"its verified result could not be kept: {error}"))
@@ -339,18 +358,30 @@ class GridLink:
             logger.warning("a blob did not get through the relay: %s", error)
 
     def _finish(self, message: m.TaskAccepted, task: _Outstanding, outputs: tuple[ChunkRef, ...]) -> None:
-        del self._tasks[message.task]
-        self._ledger.record(message.task, message.outputs, message.verdict)
-        self._data.forget(message.task)
-        accepted = Accepted(outputs, message.verdict, task=message.task)
-        for future, order in task.orders.items():
-            if order.on_reopened is not None and message.verdict.method == UNCHECKED:
-                self._unchecked.setdefault(message.task, {})[order.job] = order.on_reopened
+        name = message.task
+        del self._tasks[name]
+        self._ledger.record(name, message.outputs, message.verdict)
+        notify = {order.job: order.on_reopened for order in task.orders.values() if order.on_reopened is not None}
+        if message.verdict.method == UNCHECKED and notify:
+            self._unchecked[name] = _Unchecked(task.message, task.program, notify)
+        else:
+            self._unchecked.pop(name, None)
+            self._data.forget(name)
+        accepted = Accepted(outputs, message.verdict, task=name)
+        for future in task.orders:
             _resolve(future, accepted)
 
     def _reopened(self, name: Digest) -> None:
+        """An unchecked result is withdrawn, for its volunteer was wrong elsewhere; the grid goes on with the task."""
         self._ledger.withdraw(name)
-        for notify in self._unchecked.pop(name, {}).values():
+        kept = self._unchecked.pop(name, None)
+        if kept is None:
+            if name not in self._tasks and self._session is not None and not self._session.closed:
+                self._session.send(m.CancelTask(name))
+            return
+        if name not in self._tasks:
+            self._tasks[name] = _Outstanding(kept.message, kept.program)
+        for notify in kept.notify.values():
             notify()
 
 

@@ -8,12 +8,13 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from goblin_dask.errors import InputError
+from goblin_dask.errors import InputError, Refused
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.labnode.uplink import Order, Prepared
-from goblin_dask.messages import ArraySpec, Policy
+from goblin_dask.messages import ArraySpec, Check, Policy
 from goblin_dask.store.chunks import load_array, store_array
 from goblin_dask.testing.inprocess import InProcessGrid
+from goblin_dask.verify.policy import UNCHECKED
 from goblin_dask.volunteer.runner import Runner
 
 SPEC = ArraySpec((4,), "float64")
@@ -99,6 +100,35 @@ def test_what_is_in_the_ledger_is_not_submitted(grid, gate, double):
     assert not grid.node._link.submit(wish).result(20).reused
     gate.open.clear()
     assert grid.node._link.submit(wish).result(20).reused
+
+
+def test_a_result_accepted_unchecked_can_be_checked_later(grid, gate):
+    """Its outputs lie in the store then, no longer among the uploads; a validator is served all the same."""
+    gate.open.set()
+    builder = Builder()
+    x = builder.input(ArraySpec((20_000,), "float64"))
+    program = Prepared(builder.finish(builder.add("add", (x, x)))[0])
+    inputs = (store_array(grid.node.blobs, np.random.default_rng(7).random(20_000)),)
+    link = grid.node._link
+
+    def submit(policy):
+        return link.submit(Order(program, inputs, (), policy, "later", on_reopened=lambda: None)).result(30)
+
+    unchecked = submit(Policy("sample", 1e-12))
+    assert unchecked.verdict.method == UNCHECKED
+    assert unchecked.outputs[0].inline is None
+    works = len(gate.works)
+    checked = submit(Policy())
+    assert checked.verdict.method == "recompute"
+    assert checked.outputs == unchecked.outputs
+    assert [type(work) for work in gate.works[works:]] == [Check]
+
+    async def settle():
+        link.settle("later")
+
+    grid.run_in_lab(settle())
+    with pytest.raises(Refused, match="nobody waits"):
+        grid.node._link._data.permits.open(gate.works[-1].grant, unchecked.outputs[0].digest)
 
 
 def test_a_cut_line_is_mended_and_nothing_lost(grid, gate, double):
