@@ -16,10 +16,11 @@ import dask.config
 import msgspec
 import numpy as np
 
-from goblin_dask.digest import digest
+from goblin_dask.digest import Digest, digest
 from goblin_dask.graphs.execute import Source, execute
 from goblin_dask.graphs.program import Program
-from goblin_dask.store.buffers import buffer_of
+from goblin_dask.messages import ArraySpec
+from goblin_dask.store.buffers import buffer_of, spec_of
 from goblin_dask.testing.liars import corrupt
 from goblin_dask.verify.check import plan_check, thresholds
 from goblin_dask.verify.evaluate import load
@@ -33,8 +34,8 @@ BEYOND = 1e300
 class Confession(msgspec.Struct, frozen=True):
     """What one answer was."""
 
-    outputs: tuple[str, ...]
-    """Digests of what was handed in."""
+    outputs: tuple[tuple[Digest, ArraySpec], ...]
+    """What was handed in: digests of the bytes, which say nothing of shapes, and these."""
     lie: bool
     method: str
     """How such a program's results are checked."""
@@ -76,7 +77,7 @@ class Liar:
                 limits = thresholds(program, arrays, outputs)
                 measured = [_size(a, b, limit) for a, b, limit in zip(answer, outputs, limits, strict=True)]
                 size, error = (max(column) for column in zip(*measured, strict=True))
-            names = tuple(digest(buffer_of(array)) for array in answer)
+            names = tuple((digest(buffer_of(array)), spec_of(array)) for array in answer)
             self._confess(Confession(names, lie and size > 0, plan_check(program).method, size, error))
             return answer
 
