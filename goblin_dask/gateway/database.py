@@ -291,6 +291,10 @@ class Database:
 
         return await self.transaction(read)
 
+    async def anybody(self) -> bool:
+        """Whether a host has joined before."""
+        return await self.transaction(lambda session: session.scalar(sa.select(Host.key).limit(1)) is not None)
+
 
 def _write(session: Session, facts: list[Fact], seen: Iterable[Seen], rows: Iterable[Row], keep: int) -> None:
     """One batch, in one transaction."""

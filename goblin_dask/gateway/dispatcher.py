@@ -47,10 +47,14 @@ class Dispatcher:
         Draws what is sampled and makes pseudonyms: `random.SystemRandom` outside tests.
     reputation : Reputation, optional
         As it was before the gateway's restart.
+    restarted : bool
+        Whether workers may come back with attempts in hand.
     """
 
-    def __init__(self, limits: Limits, rng: random.Random, reputation: Reputation | None = None):
-        self.limits, self.rng = limits, rng
+    def __init__(
+        self, limits: Limits, rng: random.Random, reputation: Reputation | None = None, *, restarted: bool = False
+    ):
+        self.limits, self.rng, self._restarted = limits, rng, restarted
         self.reputation = reputation if reputation is not None else Reputation(rng)
         self.leases = Leases(limits, rng, self.reputation)
         self.outcomes = Outcomes(limits, self.leases, self.reputation)
@@ -88,7 +92,7 @@ class Dispatcher:
         if self._started is None:
             self._started = leases.now = now
             leases.at(now + self.limits.patience, "sweep")
-            if self.reputation.hosts:  # known from before: it was restarted
+            if self._restarted:
                 leases.settled_at = now + self.limits.settle
                 leases.at(leases.settled_at, "settled")
         leases.now = max(leases.now, now)
@@ -164,9 +168,8 @@ class Dispatcher:
     def _take_up(self, ticket: Ticket, worker: Worker, name: str) -> bool:
         life = ticket.life
         # one that is under way may be nearly done, and so goes on beside a copy that was begun after a restart
-        if not life.wanted and not 0 < life.running < self.limits.copies:
-            return False
-        if not life.permits(worker.holder, self.now):
+        wanted = life.wanted or 0 < life.running < self.limits.copies
+        if not wanted or not life.permits(worker.holder, self.now):
             return False
         attempt = ticket.life.lease(name, worker.holder, self.now)
         self.leases.hold(name, ticket, attempt, worker, check=False)
@@ -418,12 +421,10 @@ class Dispatcher:
             return
         self.leases.at(self.now + self.limits.away, "away", what)
         for name in list(worker.hands):
-            hand = self.leases.hands.get(name)
-            if hand is None:  # an orphan
-                continue
-            if not hand.check:
+            hand = self.leases.hands.get(name)  # none: an orphan
+            if hand is not None and not hand.check:
                 self.leases.slow(hand)
-            elif self.leases.others(worker, hand.ticket.lab, hand.attempt):
+            elif hand is not None and self.leases.others(worker, hand.ticket.lab, hand.attempt):
                 self.leases.stop(name)
                 self.outcomes.apply(hand.ticket, hand.ticket.life.lose_check(name, worker.id))
 

@@ -25,10 +25,11 @@ class Limits:
     """A slot whose attempt was withdrawn is free after this time, acknowledged or not."""
     patience: float = 10.0
     """How long a task that no connected volunteer may have waits for another; also after the gateway's start."""
-    settle: float = 3.0
+    settle: float = 5.0
     """After a restart tasks wait so long for volunteers to come back who may have them in hand."""
-    away: float = 6.0
-    """When a worker is without a connection for so long, others may do what it has in hand."""
+    away: float = 10.0
+    """When a worker is without a connection for so long, others may do what it has in hand. After a cut of 5 s it is
+    back within 2 s more, later on a busy machine."""
     drain: float = 5.0
     """A task that has waited so long for memory makes a volunteer finish what it has and take nothing else."""
     lab_grace: float = 3600.0

@@ -89,7 +89,7 @@ class Gateway:
         self.database = Database(config.database)
         await self.database.start()
         reputation = Reputation.from_rows(await self.database.reputations(), self.rng)
-        self.dispatcher = Dispatcher(config.limits, self.rng, reputation)
+        self.dispatcher = Dispatcher(config.limits, self.rng, reputation, restarted=await self.database.anybody())
         self.board = Board(self.loop.time())
         self.grid = await Grid(self._registered, self._unregistered, self._task_failed)
         self.server = SessionServer(

@@ -38,7 +38,7 @@ class Simulated:
 
     def __init__(self, *, seed: int = 0, limits: Limits | None = None, reputation=None, now: float = 1000.0):
         self.limits = limits or Limits()
-        self.dispatcher = Dispatcher(self.limits, random.Random(seed), reputation)
+        self.dispatcher = Dispatcher(self.limits, random.Random(seed), reputation, restarted=reputation is not None)
         self.now = now
         self.log: list[e.Instruction] = []
 

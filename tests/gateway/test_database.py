@@ -43,6 +43,7 @@ async def test_upgrade_is_repeatable_and_data_stay(tmp_path):
     database = Database(url)
     await database.start()
     assert await database.transaction(lambda s: s.scalar(sa.select(sa.func.count()).select_from(Host))) == 2
+    assert await database.anybody()
     await database.stop()
 
 

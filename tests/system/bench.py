@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -118,6 +119,15 @@ class Bench:
         """A further volunteer, joined."""
         return self._joined(lambda: self.grid.add_volunteer(*RECORDER, address=address))
 
+    @contextlib.contextmanager
+    def guest(self, address=""):
+        """A volunteer for a while."""
+        process = self.volunteer(address)
+        try:
+            yield process
+        finally:
+            process.kill()
+
     def validator(self):
         """A further validator, joined."""
         return self._joined(lambda: self.grid.add_validator(*RECORDER))
@@ -127,7 +137,7 @@ class Bench:
         os.environ["GOBLIN_TEST_NOTES"] = self.notes.path
         process = start()
         del os.environ["GOBLIN_TEST_NOTES"]
-        self.notes.wait(mark, lambda note: note.pid == process.pid and note.what == "opened")
+        self.notes.wait(mark, lambda note: note.pid == process.pid and note.what == "joined")
         return process
 
     def ensure(self, volunteers):
@@ -137,7 +147,7 @@ class Bench:
             running.append(self.volunteer())
         if not any(process.running for process in self.grid.validators):
             self.validator()
-        return running[-volunteers:]
+        return running[len(running) - volunteers :]
 
     @property
     def status(self):
@@ -147,7 +157,7 @@ class Bench:
 
     # --- jobs ---------------------------------------------------------------------------------------------------
     def submit(self):
-        """A job of `tasks` tasks that nobody has computed before."""
+        """A job of at least `tasks` tasks that nobody has computed before."""
         self._factor *= 2  # the right answer is the same numbers with other exponents
         x, y = (da.from_zarr(str(self.directory / f"{name}.zarr")) for name in "xy")
         self.started = time.monotonic()
@@ -175,7 +185,7 @@ class Bench:
         for note in self.notes.since(mark, "Checked:accepted"):
             accepted.setdefault(note.task, note.time)
         progress = job.progress
-        assert progress["grid"] == len(accepted) == self.tasks, (progress, accepted)
+        assert progress["grid"] == len(accepted) >= self.tasks, (progress, accepted)
         assert progress["reused"] == 0
         begun = self.notes.since(mark, "computes")
         again = [note for note in begun if note.time > accepted.get(note.task, np.inf) + 1.0]
@@ -183,6 +193,6 @@ class Bench:
         done = self.notes.since(mark, "computed")
         checks = self.notes.since(mark, "checks")
         return (
-            f"{self.tasks} tasks: {len(begun)} computations begun, {len(done)} finished, {len(checks)} checks, "
+            f"{len(accepted)} tasks: {len(begun)} computations begun, {len(done)} finished, {len(checks)} checks, "
             f"{time.monotonic() - self.started:.1f} s"
         )

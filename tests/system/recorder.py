@@ -5,8 +5,11 @@ Each note is a datagram to the Unix socket that ``GOBLIN_TEST_NOTES`` names: ``p
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+
+from distributed.core import Status
 
 from goblin_dask.messages import AttemptFailed, Checked
 from goblin_dask.volunteer import _installed
@@ -41,8 +44,16 @@ def dask_setup(worker):
         detail = message.kind if isinstance(message, AttemptFailed) else detail
         note(f"{type(message).__name__}{detail and ':'}{detail}", message.attempt)
 
+    async def joined():
+        while worker.status != Status.running:
+            await asyncio.sleep(0.01)
+        note("joined")
+
+    tasks = []
+
     def opened(session):
         session_opened(session)
         note("opened")
+        tasks.append(asyncio.ensure_future(joined()))
 
     runner._compute, runner._check, runner._send, member.opened = computes, checks, sends, opened
