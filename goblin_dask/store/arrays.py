@@ -245,13 +245,18 @@ def write_region(array: zarr.Array[Any], index: Any, ref: ChunkRef, blobs: BlobS
 
 
 def _copy_chunk(array: zarr.Array[Any], place: FileRange, ref: ChunkRef, blobs: BlobStore) -> None:
-    """Copy a blob into a chunk's file inside the kernel, as Zarr would write it.
+    """Make a blob a chunk's file, as Zarr would write it: by another name for the file, else by a copy in the kernel.
 
-    A copy and not a hard link: other programs may write into chunk files, and a blob never changes.
+    Other programs may write into chunk files; a blob with two names is therefore hashed whenever it is read.
     """
     path = Path(place.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    padded = layout.chunk_nbytes(array) != ref.nbytes
+    if ref.inline is None and ref.place is None and not padded and blobs.link(ref.digest, fresh):
+        fresh.replace(path)
+        fresh.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+        return
     source, offset, size = open_chunk(blobs, ref)
     try:
         with fresh.open("xb", buffering=0) as file:

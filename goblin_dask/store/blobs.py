@@ -168,6 +168,10 @@ class BlobStore:
         finally:
             os.close(fd)
 
+    def link(self, name: Digest, target: Path) -> bool:
+        """Make a file of the same bytes without copying them; False where the store has no files to link."""
+        return self.has(name) and isinstance(self._shelf, FileShelf) and self._shelf.link(name, target)
+
     # --- references ------------------------------------------------------------------------------------------
     def retain(self, name: Digest) -> None:
         """One more holder of this blob."""

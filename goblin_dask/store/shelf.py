@@ -62,6 +62,14 @@ class Shelf(Protocol):
         """Let go of the place."""
 
 
+def _umask() -> int:
+    """The process's umask; it can be read only by setting it, so it is read from the kernel's status file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022
+
+
 class FileShelf:
     """Blobs as files, read through mappings, written by rename.
 
@@ -123,19 +131,19 @@ class FileShelf:
     def holds(self, digest: Digest) -> bool:
         path = self._path(digest)
         try:
-            suspect = path.stat().st_mtime < self._suspect_before
+            status = path.stat()
         except FileNotFoundError:
             return False
-        if suspect:
+        shared = status.st_nlink > 1
+        if shared or status.st_mtime < self._suspect_before:
             if blake3().update_mmap(path).hexdigest() != digest:
                 path.unlink(missing_ok=True)
                 return False
-            os.utime(path)
+            if not shared:
+                os.utime(path)
         return True
 
     def open(self, digest: Digest) -> int:
-        if not self.holds(digest):
-            raise BlobMissing(f"blob {digest} is not in the store at {self.root}")
         try:
             return os.open(self._path(digest), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
@@ -146,6 +154,20 @@ class FileShelf:
         path.parent.mkdir(parents=True, exist_ok=True)
         staged.chmod(0o400)
         staged.replace(path)
+
+    def link(self, digest: Digest, target: Path) -> bool:
+        """Give a blob's file another name, as a file that its owner may write; False where that cannot be.
+
+        Whoever writes into the file by that name changes the blob: while it has two names it is hashed whenever it is
+        asked for, and is gone when it is not what it was.
+        """
+        path = self._path(digest)
+        try:
+            path.chmod(0o666 & ~_umask())
+            os.link(path, target)
+        except OSError:  # another file system, or one without links
+            return False
+        return True
 
     def remove(self, digest: Digest) -> None:
         self._path(digest).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from typing import TypeVar
 import psutil
 
 from goblin_dask.digest import digest
-from goblin_dask.errors import GoblinError, InputError, ProgramError
+from goblin_dask.errors import GoblinError, InputError, ProgramError, WireError
 from goblin_dask.graphs.cost import peak
 from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
@@ -228,7 +228,7 @@ class Runner:
 
     def _inputs(self, work: Work, refs: tuple[BlobRef, ...], specs: tuple[ArraySpec, ...], attempt: _Attempt) -> Inputs:
         if tuple(ref.spec for ref in refs) != specs:
-            raise InputError(f"{len(refs)} arrays were sent that are not those that the program declares")
+            raise WireError(f"{len(refs)} arrays were sent that are not those that the program declares")
         return Inputs(
             refs,
             work.routes,

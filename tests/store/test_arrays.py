@@ -247,3 +247,43 @@ def test_the_certificate_is_in_the_attributes(tmp_path):
     arrays.certify(array, {"method": "algebraic", "volunteers": 3})
     noted = zarr.open_array(tmp_path / "c", mode="r").attrs["goblin_dask"]
     assert noted == {"dtype": "bfloat16", "certificate": {"method": "algebraic", "volunteers": 3}}
+
+
+def written(tmp_path, blobs, data):
+    """An array of one chunk that shares its file with a blob; the chunk's path, and the reference."""
+    array = arrays.create_array(tmp_path / "y.zarr", spec_of(data), data.shape, compressors=None)
+    ref = store_array(blobs, data)
+    arrays.write_region(array, (slice(None),) * data.ndim, ref, blobs)
+    (path,) = (p for p in (tmp_path / "y.zarr").rglob("*") if p.is_file() and "zarr.json" not in p.name)
+    return array, path, ref
+
+
+def test_a_written_chunk_is_not_copied_and_is_an_ordinary_file(tmp_path, blobs):
+    array, path, ref = written(tmp_path, blobs, X)
+    np.testing.assert_array_equal(array[:], X)
+    assert path.stat().st_nlink == 2
+    (tmp_path / "ordinary").touch()
+    assert path.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+    arrays.write_region(array, (slice(None), slice(None)), ref, blobs)  # once more: the same file
+    assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
+
+
+def test_whoever_writes_into_a_chunk_file_spoils_no_blob_unnoticed(tmp_path, blobs):
+    _, path, ref = written(tmp_path, blobs, X)
+    np.testing.assert_array_equal(load_array(blobs, ref), X)
+    with path.open("r+b") as file:
+        file.write(b"\xff")
+    assert not blobs.has(ref.digest)
+    with pytest.raises(BlobMissing):
+        load_array(blobs, ref)
+    assert path.stat().st_nlink == 1
+
+
+def test_an_array_outlives_the_blobs_that_it_was_written_from(tmp_path, blobs):
+    array, _, ref = written(tmp_path, blobs, X)
+    blobs.retain(ref.digest)
+    blobs.release(ref.digest, at_once=True)
+    assert not blobs.has(ref.digest)
+    np.testing.assert_array_equal(array[:], X)
+    array[0, 0] = 7  # and may be written as any other
+    assert array[0, 0] == 7

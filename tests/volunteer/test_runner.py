@@ -181,7 +181,7 @@ async def test_what_goes_wrong_is_said_with_its_kind(lab, worker):
     await worker.runner.run(changed(lease, grant="nonsense"))
     await worker.runner.run(changed(lease, routes=Routes()))
     kinds = [(message.kind, message.reason) for message in worker.said]
-    assert [kind for kind, _ in kinds] == ["unsupported", "data", "fetch", "fetch"]
+    assert [kind for kind, _ in kinds] == ["unsupported", "compute", "fetch", "fetch"]
     assert "not those that the program declares" in kinds[1][1]
     assert "grant" in kinds[2][1]
     assert "names no way" in kinds[3][1]
