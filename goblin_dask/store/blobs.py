@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,15 @@ class _Quarantined:
     path: Path | None = None
     fd: int = -1
     """Sealed memory file, where the blob came as one."""
+    copy: Future[Path] | None = None
+    """Its copy on the disk, under way: most uploads are accepted, and then nobody waits for the disk."""
     owners: set[str] = field(default_factory=set)
+
+
+def _remove_copy(copy: Future[Path]) -> None:
+    """Remove the copy of an upload that was dropped while it was being copied."""
+    if copy.exception() is None:
+        copy.result().unlink(missing_ok=True)
 
 
 class BlobStore:
@@ -80,6 +89,7 @@ class BlobStore:
         self._quarantine: dict[Digest, _Quarantined] = {}
         self._in_memory = 0
         self._receiving: weakref.WeakSet[Upload] = weakref.WeakSet()
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="goblin-blobs")
 
     def __repr__(self) -> str:
         return f"<BlobStore {self.path or self._shelf}: {len(self._sizes)} blobs, {self._used / 1e9:.2f} GB>"
@@ -278,21 +288,42 @@ class BlobStore:
                 entry = _Quarantined(nbytes)
                 if isinstance(source, Upload):
                     entry.path = source.path
-                elif self._in_memory + nbytes <= self.memory:
-                    entry.fd = os.dup(source)
-                    self._in_memory += nbytes
                 else:
-                    entry.path = self._copy_out(source, nbytes)
+                    entry.fd = os.dup(source)
+                    entry.copy = self._copier.submit(self._copy_out, os.dup(source), nbytes)
+                    self._in_memory += nbytes
                 self._quarantine[name] = entry
             elif isinstance(source, Upload):
                 source.abort()
             entry.owners.add(owner)
+            crowded = entry.copy is not None and self._in_memory > self.memory
+        if crowded:
+            self._settle(name)
+
+    def _settle(self, name: Digest) -> None:
+        """Wait until an upload is on the disk and give its memory back."""
+        with self._lock:
+            entry = self._quarantine.get(name)
+        if entry is None or entry.copy is None:
+            return
+        path = entry.copy.result()
+        with self._lock:
+            if self._quarantine.get(name) is entry and entry.copy is not None:
+                entry.path, entry.copy = path, None
+                self._forget_memory(entry)
+
+    def _forget_memory(self, entry: _Quarantined) -> None:
+        if entry.fd >= 0:
+            os.close(entry.fd)
+            entry.fd = -1
+            self._in_memory -= entry.nbytes
 
     def _copy_out(self, fd: int, nbytes: int) -> Path:
-        """Staged file with the bytes of a memory file, copied by the kernel."""
-        self._make_room(nbytes)
+        """Staged file with the bytes of a memory file, copied by the kernel; closes the descriptor."""
         path = self._shelf.staging / uuid.uuid4().hex
         try:
+            with self._lock:
+                self._make_room(nbytes)
             with room(str(self._shelf.staging)), path.open("xb", buffering=0) as file:
                 done = 0
                 while done < nbytes:
@@ -300,6 +331,8 @@ class BlobStore:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
+        finally:
+            os.close(fd)
         return path
 
     def quarantined(self, name: Digest) -> frozenset[str]:
@@ -319,6 +352,7 @@ class BlobStore:
 
     def promote(self, name: Digest) -> None:
         """The blob was verified: it is an ordinary one from now on. Doing it again does nothing."""
+        self._settle(name)
         with self._lock:
             entry = self._quarantine.get(name)
             if entry is None:
@@ -326,8 +360,8 @@ class BlobStore:
                     return
                 raise BlobMissing(f"no upload {name} waits for a verdict")
             if not self.has(name):
-                path = entry.path or self._copy_out(entry.fd, entry.nbytes)
-                self._place(name, path, entry.nbytes)
+                assert entry.path is not None, "an upload is settled before it is promoted"
+                self._place(name, entry.path, entry.nbytes)
                 entry.path = None
             self._discard(name, entry)
 
@@ -344,9 +378,9 @@ class BlobStore:
         del self._quarantine[name]
         if entry.path is not None:
             entry.path.unlink(missing_ok=True)
-        if entry.fd >= 0:
-            os.close(entry.fd)
-            self._in_memory -= entry.nbytes
+        if entry.copy is not None:
+            entry.copy.add_done_callback(_remove_copy)
+        self._forget_memory(entry)
 
     @property
     def used(self) -> int:
@@ -358,4 +392,6 @@ class BlobStore:
         with self._lock:
             for name, entry in list(self._quarantine.items()):
                 self._discard(name, entry)
+        self._copier.shutdown()
+        with self._lock:
             self._shelf.close()

@@ -284,3 +284,40 @@ def test_a_digest_never_becomes_a_path(blobs, name):
 
 def test_specs_round_trip():
     assert spec_of(np.zeros((2, 3), ">f8")) == ArraySpec((2, 3), "float64")
+
+
+def test_an_upload_that_is_dropped_leaves_nothing_behind(tmp_path):
+    """Also when it is dropped while it is being copied to the disk."""
+    store = BlobStore(tmp_path)
+    for number, fate in enumerate(["drop", "promote", "drop", "promote"]):
+        data = bytes([number]) * 5_000_000
+        fd, name = memory_file([data]), digest(data)
+        store.quarantine(name, "attempt", fd)
+        os.close(fd)
+        if fate == "drop":
+            store.drop(name, "attempt")
+        else:
+            store.promote(name)  # copies are made one after the other: the one before is done, too
+            assert bytes(store.get(name)) == data
+        assert store.has(name) == (fate == "promote")
+    assert list((tmp_path / "staging").iterdir()) == []
+    store.close()
+
+
+def test_uploads_beyond_the_memory_wait_on_the_disk(tmp_path):
+    store = BlobStore(tmp_path, memory=6_000_000)
+    names = []
+    for number in range(3):
+        data = bytes([number]) * 5_000_000
+        fd = memory_file([data])
+        names.append(digest(data))
+        store.quarantine(names[-1], "attempt", fd)
+        os.close(fd)
+    assert store._in_memory <= 6_000_000
+    for number, name in enumerate(names):
+        fd = store.open_quarantined(name)
+        assert os.read(fd, 1) == bytes([number])
+        os.close(fd)
+        store.promote(name)
+    assert store.used == 15_000_000
+    store.close()
