@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "full"
 
 
-def code_digest(module: Path) -> str:
-    """Digest of the package and of one test module."""
-    files = [*sorted((ROOT / "goblin_dask").rglob("*.py")), module]
+def code_digest(*modules: Path) -> str:
+    """Digest of the package and of some test modules."""
+    files = [*sorted((ROOT / "goblin_dask").rglob("*.py")), *modules]
     return digest("\n".join(digest(path.read_bytes()) for path in files).encode())
 
 
