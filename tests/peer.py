@@ -134,13 +134,13 @@ def main() -> int:
     for name, reason in wrong:
         print(f"--- {name}\n{reason[-400:]}")
     needless = [
-        excuse
-        for excuse in EXCEPTIONS
-        if any(excuse.startswith(f"{stem}.py::") for stem, _, _ in both)
-        and not any(excuse in (name, name.partition("[")[0]) for name in excuses)
+        test
+        for test in EXCEPTIONS
+        if any(test.startswith(f"{stem}.py::") for stem, _, _ in both)
+        and not any(test in (name, name.partition("[")[0]) for name in excuses)
     ]
-    for excuse in needless:
-        print(f"needs no excuse any more: {excuse}")
+    for test in needless:
+        print(f"needs no excuse any more: {test}")
     return 1 if wrong or needless or share < SHARE else 0
 
 
