@@ -25,6 +25,15 @@ def lent(worker: Worker) -> tuple[int, int]:
     return worker.state.nthreads, int(memory)
 
 
+def keep_working(worker: Worker) -> None:
+    """Do not let Dask pause the worker, for ever, for memory that it does not have.
+
+    Dask goes by the resident set, in which the laboratory's files that are mapped here count, though they are the page
+    cache's. What a task may take is compared with what is free before it begins (`Runner`).
+    """
+    worker.memory_manager.memory_pause_fraction = False
+
+
 def set_slots(worker: Worker, slots: int) -> None:
     """Let the worker hold this many attempts at a time; they are coroutines, and compute in the runner's threads."""
     worker.state.nthreads = slots

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from functools import lru_cache
+
+import numpy as np
 
 from goblin_dask.errors import DigestMismatch, GoblinError
 from goblin_dask.graphs.program import decode
@@ -101,7 +105,17 @@ class Inputs:
             raise Abandoned from None
         except GoblinError as error:
             raise FetchFailed(str(error)) from error
-        return array_of(blob.view, ref.spec)
+        array = array_of(blob.view, ref.spec)
+        if blob.mapped and isinstance(blob.view.obj, mmap.mmap):
+            # What is kept mapped for later tasks shall not stay in this process's resident set, by which a nanny, or
+            # the owner, judges it. The pages stay in the page cache; whoever reads them again finds them there.
+            owner = array
+            while isinstance(
+                owner.base, np.ndarray
+            ):  # views refer to the first array, not to the one they were made of
+                owner = owner.base
+            weakref.finalize(owner, blob.view.obj.madvise, mmap.MADV_DONTNEED).atexit = False
+        return array
 
     def close(self) -> None:
         """Cancel what was begun and not asked for."""

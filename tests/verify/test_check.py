@@ -345,3 +345,13 @@ def test_a_report_tells_what_it_cost():
     assert report.seconds > 0
     assert report.flops > 0
     assert report.miss == 0.01
+
+
+def test_random_numbers_are_fresh():
+    """Against known projections, any error can be built that passes."""
+    program = build([((600, 700), F), ((700, 800), F)], lambda b, x, y: b.add("matmul", [x, y]))
+    inputs = draw(program)
+    outputs = execute(program, inputs)
+    reports = [check_result(program, inputs, outputs) for _ in range(5)]
+    assert {report.method for report in reports} == {"algebraic"}
+    assert len({report.ratio for report in reports}) == 5
