@@ -19,6 +19,7 @@ from goblin_dask.messages import ArraySpec
 Array = Any
 Source = Array | Callable[[], Array]
 Observer = Callable[[int, tuple[Array, ...]], None]
+Allocator = Callable[[ArraySpec], "Array | None"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def execute(
     *,
     backend: Backend | None = None,
     observe: Observer | None = None,
+    allocate: Allocator | None = None,
 ) -> tuple[Array, ...]:
     """Run a program that was checked.
 
@@ -81,6 +83,9 @@ def execute(
         Default: `NUMPY`.
     observe : callable, optional
         Called with the number of each node and its outputs, before anything else can overwrite them.
+    allocate : callable, optional
+        Called with the spec of an output that can be computed in memory of the caller's choice, and returns an array in
+        C order for it, or None. Only where the backend's arrays are NumPy's.
 
     Returns
     -------
@@ -104,7 +109,7 @@ def execute(
         for index, step in enumerate(plan.steps):
             for slot in step.loads:
                 values[slot] = _load(slot, inputs[slot], program.inputs[slot], backend)
-            _run(index, step, values, backend, observe)
+            _run(index, step, values, backend, observe, allocate if backend.inplace else None)
         for slot in plan.loads:
             values[slot] = _load(slot, inputs[slot], program.inputs[slot], backend)
         return _outputs(program, plan, values, backend)
@@ -120,15 +125,23 @@ def _load(slot: int, source: Any, spec: ArraySpec, backend: Backend) -> Array:
     return array if isinstance(array, backend.array) else backend.to_device(array)
 
 
-def _run(index: int, step: Step, values: list[Array], backend: Backend, observe: Observer | None) -> None:
+def _run(
+    index: int,
+    step: Step,
+    values: list[Array],
+    backend: Backend,
+    observe: Observer | None,
+    allocate: Allocator | None,
+) -> None:
     operator = step.operator
     operands = tuple([values[operand] for operand in step.operands])
     try:
         override = backend.overrides.get(operator.name)
         if override is not None:
             results = override(backend.namespace, operands, step.attributes)
-        elif step.reuse >= 0 and backend.inplace and operands[step.reuse].flags.c_contiguous and operator.inplace:
-            results = operator.inplace(backend.namespace, operands, step.attributes, step.reuse)
+        elif operator.into is not None and (out := _destination(step, operands, backend, allocate)) is not None:
+            operator.into(backend.namespace, operands, step.attributes, out)
+            results = (out,)
         else:
             results = operator.kernel(backend.namespace, operands, step.attributes)
     except (GoblinError, MemoryError):
@@ -153,6 +166,13 @@ def _run(index: int, step: Step, values: list[Array], backend: Backend, observe:
         observe(index, tuple(kept))
     for value in step.releases:
         values[value] = None
+
+
+def _destination(step: Step, operands: tuple[Array, ...], backend: Backend, allocate: Allocator | None) -> Array | None:
+    """The array that a step writes into, where it does not make its own."""
+    if step.reuse >= 0 and backend.inplace and operands[step.reuse].flags.c_contiguous:
+        return operands[step.reuse]
+    return allocate(step.specs[0]) if allocate is not None and step.final else None
 
 
 def _outputs(program: Program, plan: Schedule, values: list[Array], backend: Backend) -> tuple[Array, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from goblin_dask.graphs.check import specs as specs_of
@@ -33,6 +33,8 @@ class Step:
     """Values that nobody reads afterwards."""
     reuse: int
     """Number of the operand whose memory becomes the output's, or -1."""
+    final: bool = False
+    """Its memory becomes an output's of the program, by later steps that reuse it if not by this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,21 @@ def plan(program: Program, specs: Sequence[ArraySpec]) -> Schedule:
     for slot in late:
         memory.allocate(slot, nbytes(specs[slot]), True, fresh=False)
     copies = sum(nbytes(specs[o]) for o in set(program.outputs) if not memory.contiguous[o])
-    return Schedule(tuple(specs), tuple(steps), late, max(peak, memory.live + copies))
+    return Schedule(tuple(specs), _finals(program, steps), late, max(peak, memory.live + copies))
+
+
+def _finals(program: Program, steps: list[Step]) -> tuple[Step, ...]:
+    """The steps, those marked that begin the memory of an output."""
+    wanted = set(program.outputs)
+    for number in range(len(steps) - 1, -1, -1):
+        step = steps[number]
+        if step.operator.into is None or step.outputs[0] not in wanted:
+            continue
+        if step.reuse >= 0:
+            wanted.add(step.operands[step.reuse])
+        else:
+            steps[number] = replace(step, final=True)
+    return tuple(steps)
 
 
 def _last_uses(program: Program, values: int) -> list[int]:
@@ -199,7 +215,7 @@ def _reuse(
     index: int,
 ) -> int:
     """An operand that dies here, alone in a buffer that this program allocated, like the output in shape and dtype."""
-    if operator.inplace is None:
+    if operator.into is None:
         return -1
     for slot in operator.reusable if operator.reusable is not None else range(len(operands)):
         operand = operands[slot]

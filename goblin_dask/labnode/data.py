@@ -76,9 +76,9 @@ class DataServer:
             client.close()
 
     # --- what the lab knows of its tasks ---------------------------------------------------------------------
-    def expect(self, task: SubmitTask, refs: Iterable[ChunkRef]) -> None:
-        """The task is on the grid from now on; `refs` say where its inputs lie."""
-        self.permits.expect(task, refs)
+    def expect(self, task: SubmitTask, refs: Iterable[ChunkRef], *, cold: bool = False) -> None:
+        """The task is on the grid from now on; `refs` say where its inputs lie, `cold` that its outputs only lie."""
+        self.permits.expect(task, refs, cold=cold)
 
     def accept(self, task: str, outputs: Collection[BlobRef], *, unchecked: bool = False) -> None:
         """The task's outputs become blobs; it is forgotten, unless it is `unchecked`: then its check is yet served.

@@ -136,6 +136,8 @@ class Run:
         self._job = name.partition("-")[0]
         self.plan = plan
         self.places: dict[Key, Place] = {}
+        self._read = {operand.key for task in plan.grid for operand in task.operands}
+        """Keys that programs compute with."""
         self._link, self._blobs, self._pool, self._observer = link, blobs, pool, observer
         self._policy, self._prepared, self._late = policy, prepared, LateLowering()
         self._calls: dict[str, _Call] = {}
@@ -277,6 +279,7 @@ class Run:
             self._job,
             on_state=lambda state: observer.grid_state(key, state),
             on_reopened=self._on_reopened,
+            cold=not any(output.key in self._read for output in call.task.outputs),
         )
         with self._lock:
             if self._cancelled:

@@ -31,6 +31,8 @@ class _Expected:
     """Digests of the uploads that wait for a verdict, by attempt."""
     unchecked: frozenset[str] = frozenset()
     """Digests of the blobs that were accepted without a check, which may come yet."""
+    cold: bool = False
+    """Nobody computes with its outputs."""
 
 
 class Permits:
@@ -50,14 +52,22 @@ class Permits:
         self._tasks: dict[str, _Expected] = {}
         self._lock = threading.Lock()
 
-    def expect(self, task: SubmitTask, refs: Iterable[ChunkRef]) -> None:
-        """From now on grants for `task` are honoured; `refs` say where its inputs lie."""
+    def expect(self, task: SubmitTask, refs: Iterable[ChunkRef], *, cold: bool = False) -> None:
+        """From now on grants for `task` are honoured.
+
+        Parameters
+        ----------
+        refs : iterable of ChunkRef
+            Where its inputs lie.
+        cold : bool
+            Nobody computes with its outputs: they need not stay in memory.
+        """
         inputs = {ref.digest: ref for ref in refs}
         sizes = frozenset(nbytes(spec) for spec in task.outputs)
         with self._lock:
             known = self._tasks.get(task.task)
             uploads, unchecked = (known.uploads, known.unchecked) if known else ({}, frozenset())
-            self._tasks[task.task] = _Expected(inputs, sizes, len(task.outputs), uploads, unchecked)
+            self._tasks[task.task] = _Expected(inputs, sizes, len(task.outputs), uploads, unchecked, cold)
 
     def accept(self, task: str, outputs: Collection[BlobRef], *, unchecked: bool = False) -> None:
         """The task was accepted: these uploads become blobs, its others go.
@@ -173,7 +183,9 @@ class Permits:
         Refused
             When nobody waits for it any more.
         """
-        self.blobs.quarantine(name, grant.attempt, source)
+        with self._lock:
+            expected = self._tasks.get(grant.task)
+        self.blobs.quarantine(name, grant.attempt, source, cold=expected is not None and expected.cold)
         with self._lock:
             expected = self._tasks.get(grant.task)
             digests = expected.uploads.setdefault(grant.attempt, set()) if expected else set()

@@ -79,6 +79,8 @@ class Order:
     """Called with each `TaskProgress.state`."""
     on_reopened: Callable[[], None] | None = None
     """Called when the accepted, unchecked result is withdrawn later."""
+    cold: bool = False
+    """Nobody computes with its outputs."""
 
 
 @dataclass(slots=True)
@@ -226,7 +228,7 @@ class GridLink:
                 ),
                 order.program,
             )
-            self._data.expect(task.message, order.inputs)
+            self._data.expect(task.message, order.inputs, cold=order.cold)
             self._send(task)
         task.orders[future] = order
         future.add_done_callback(functools.partial(self._settled, name))

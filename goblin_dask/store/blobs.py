@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 
 from goblin_dask.digest import Digest, digest
 from goblin_dask.errors import BlobMissing, DigestMismatch, StoreError, StoreFull
-from goblin_dask.store.descriptors import map_file
+from goblin_dask.store.descriptors import copy_file, map_file
 from goblin_dask.store.shelf import FileShelf, Shelf, ZarrShelf
 from goblin_dask.store.upload import Upload, room
 
@@ -256,7 +256,7 @@ class BlobStore:
             self._receiving.add(upload)
         return upload
 
-    def quarantine(self, name: Digest, owner: str, source: Upload | int) -> None:
+    def quarantine(self, name: Digest, owner: str, source: Upload | int, *, cold: bool = False) -> None:
         """Keep a received blob until it is promoted or dropped.
 
         Parameters
@@ -267,6 +267,8 @@ class BlobStore:
             The attempt that it belongs to; the same blob may belong to several.
         source : Upload or int
             A whole upload, or the descriptor of a sealed memory file, which is duplicated.
+        cold : bool
+            It will not be read soon: a memory file goes to the disk past the page cache.
 
         Raises
         ------
@@ -290,7 +292,7 @@ class BlobStore:
                     entry.path = source.path
                 else:
                     entry.fd = os.dup(source)
-                    entry.copy = self._copier.submit(self._copy_out, os.dup(source), nbytes)
+                    entry.copy = self._copier.submit(self._copy_out, os.dup(source), nbytes, cold)
                     self._in_memory += nbytes
                 self._quarantine[name] = entry
             elif isinstance(source, Upload):
@@ -318,16 +320,14 @@ class BlobStore:
             entry.fd = -1
             self._in_memory -= entry.nbytes
 
-    def _copy_out(self, fd: int, nbytes: int) -> Path:
-        """Staged file with the bytes of a memory file, copied by the kernel; closes the descriptor."""
+    def _copy_out(self, fd: int, nbytes: int, cold: bool) -> Path:
+        """Staged file with the bytes of a memory file; closes the descriptor."""
         path = self._shelf.staging / uuid.uuid4().hex
         try:
             with self._lock:
                 self._make_room(nbytes)
-            with room(str(self._shelf.staging)), path.open("xb", buffering=0) as file:
-                done = 0
-                while done < nbytes:
-                    done += os.sendfile(file.fileno(), fd, done, nbytes - done)
+            with room(str(self._shelf.staging)):
+                copy_file(fd, path, nbytes, cold=cold)
         except BaseException:
             path.unlink(missing_ok=True)
             raise

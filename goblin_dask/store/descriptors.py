@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +28,12 @@ PACKET_LIMIT = 4096
 
 PREFIX = "goblin-"
 """How the names of labs' sockets begin."""
+
+_BLOCK = 1 << 16
+"""Direct I/O takes multiples of a medium's block, which this is one of."""
+
+_PIECE = 8 << 20
+"""Bytes of one direct write."""
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """All four: no write, no change of length, and no seal can be added or removed any more."""
@@ -94,6 +102,46 @@ def write_all(fd: int, data: Any) -> None:
     view = memoryview(data).cast("B")
     while view:
         view = view[os.write(fd, view) :]
+
+
+def copy_file(fd: int, path: Path, nbytes: int, *, cold: bool = False) -> None:
+    """New file at `path` with the bytes of a memory file, copied by the kernel.
+
+    Parameters
+    ----------
+    fd : int
+    path : Path
+        Where nothing is yet.
+    nbytes : int
+        Length of the memory file.
+    cold : bool
+        The copy will not be read soon: it is written from the memory file to the medium, where the file system can do
+        that, and takes no second room in the page cache.
+    """
+    done = 0
+    with path.open("xb", buffering=0) as file:
+        if cold and nbytes >= _BLOCK:
+            done = _write_through(fd, file.fileno(), nbytes - nbytes % _BLOCK)
+        while done < nbytes:
+            done += os.sendfile(file.fileno(), fd, done, nbytes - done)
+
+
+def _write_through(fd: int, target: int, nbytes: int) -> int:
+    """Write whole blocks with direct I/O; how many bytes were written, 0 on a file system that has none."""
+    flags = fcntl.fcntl(target, fcntl.F_GETFL)
+    done = 0
+    try:
+        fcntl.fcntl(target, fcntl.F_SETFL, flags | os.O_DIRECT)
+        with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as source, memoryview(source) as view:
+            while done < nbytes:
+                with view[done : done + _PIECE] as piece:
+                    done += os.write(target, piece)
+    except OSError as error:
+        if error.errno != errno.EINVAL or done:
+            raise
+    finally:
+        fcntl.fcntl(target, fcntl.F_SETFL, flags)
+    return done
 
 
 def check_sealed(fd: int, nbytes: int) -> None:

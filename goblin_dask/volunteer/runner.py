@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -21,13 +20,11 @@ from typing import TypeVar
 
 import psutil
 
-from goblin_dask.digest import digest
 from goblin_dask.errors import GoblinError, InputError, ProgramError, WireError
 from goblin_dask.graphs.cost import peak
 from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
 from goblin_dask.messages import (
-    INLINE_LIMIT,
     ArraySpec,
     AttemptFailed,
     BlobRef,
@@ -39,12 +36,11 @@ from goblin_dask.messages import (
     Uploaded,
     Work,
 )
-from goblin_dask.store.buffers import buffer_of, spec_of
-from goblin_dask.store.descriptors import memory_file
 from goblin_dask.volunteer.cache import BlobCache
 from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs, decode_program
 from goblin_dask.volunteer.limits import Limits, free_memory
 from goblin_dask.volunteer.machine import trim
+from goblin_dask.volunteer.outputs import Output, OutputFiles
 from goblin_dask.volunteer.transfer import Transfers
 from goblin_dask.volunteer.validator import Checker, Gathered, check
 
@@ -57,9 +53,6 @@ SMALL = 16 << 20
 
 FETCHES = UPLOADS = 4
 """Blobs that are fetched, and handed in, at a time."""
-
-INLINE_TOGETHER = 4 << 20
-"""Bytes of an attempt's outputs that travel inside one message; a gateway bounds what it reads."""
 
 
 class _TooLittleMemory(Exception):
@@ -74,21 +67,6 @@ class _Closed(Exception):
 
 class _UploadFailed(Exception):
     pass
-
-
-@dataclass(slots=True)
-class _Output:
-    """A computed array: its reference, and its bytes in a sealed memory file unless they are inline.
-
-    The file goes with the last reference to this object: an upload that was abandoned still reads from it.
-    """
-
-    ref: BlobRef
-    fd: int = -1
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
 
 
 @dataclass(slots=True)
@@ -239,19 +217,13 @@ class Runner:
             stop=attempt.stop,
         )
 
-    def _compute(self, program: Program, inputs: Inputs, attempt: _Attempt) -> tuple[list[_Output], float]:
+    def _compute(self, program: Program, inputs: Inputs, attempt: _Attempt) -> tuple[list[Output], float]:
         """In the device's thread: the outputs, and CPU seconds taken."""
         needs = peak(program)
         self._begin(attempt, needs)
         start = time.process_time()
-        arrays = list(execute(program, inputs.sources()))
-        arrays.reverse()
-        outputs, room = [], INLINE_TOGETHER
-        while arrays:  # each is dropped as soon as its bytes are in a memory file
-            array = arrays.pop()
-            outputs.append(_output(buffer_of(array), spec_of(array), room))
-            room -= len(outputs[-1].ref.inline or b"")
-            del array
+        with OutputFiles() as files:
+            outputs = files.collect(list(execute(program, inputs.sources(), allocate=files.allocate)))
         seconds = time.process_time() - start
         if needs > SMALL:
             trim()
@@ -269,10 +241,10 @@ class Runner:
             if needs > offers:
                 raise _TooLittleMemory(needs, offers)
 
-    async def _upload(self, work: Lease, attempt: _Attempt, uploads: list[_Output]) -> None:
+    async def _upload(self, work: Lease, attempt: _Attempt, uploads: list[Output]) -> None:
         started = time.perf_counter()
 
-        def upload(output: _Output) -> None:
+        def upload(output: Output) -> None:
             self._transfers.send(output.ref, output.fd, work.routes, work.grant, attempt.stop)
 
         results = await asyncio.gather(
@@ -320,13 +292,6 @@ def _threads(count: int, name: str) -> ThreadPoolExecutor:
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-
-def _output(buffer: memoryview, spec: ArraySpec, room: int) -> _Output:
-    name = digest(buffer)
-    if buffer.nbytes <= min(INLINE_LIMIT, room):
-        return _Output(BlobRef(name, spec, buffer.nbytes, bytes(buffer)))
-    return _Output(BlobRef(name, spec, buffer.nbytes), memory_file([buffer]))
 
 
 class _OwnersShare:

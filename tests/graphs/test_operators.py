@@ -113,15 +113,18 @@ def test_memory_is_what_the_operator_declares(name):
                 assert not any(np.shares_memory(result, operand) for operand in operands)
             if (operator.contiguous or ordered) and (not view or operator.keeps_order):
                 assert result.flags.c_contiguous
-        if operator.inplace is None:
+        if operator.into is None:
             continue
-        for slot in operator.reusable or range(len(operands)):
+        out = np.full(results[0].shape, 7, results[0].dtype)
+        with np.errstate(all="ignore"):
+            operator.into(np, operands, given, out)
+        assert out.tobytes() == results[0].tobytes()
+        for slot in range(len(operands)) if operator.reusable is None else operator.reusable:
             if specs[slot] == outputs[0]:
                 copies = [operand.copy() for operand in operands]
                 with np.errstate(all="ignore"):
-                    (reused,) = operator.inplace(np, tuple(copies), given, slot)
-                assert reused is copies[slot] or reused.base is copies[slot]
-                assert reused.tobytes() == results[0].tobytes()
+                    operator.into(np, tuple(copies), given, copies[slot])
+                assert copies[slot].tobytes() == results[0].tobytes()
 
 
 def test_every_ufunc_of_numpy_has_an_operator():

@@ -25,6 +25,7 @@ from goblin_dask.messages import (
     Uploaded,
 )
 from goblin_dask.store.buffers import array_of
+from goblin_dask.volunteer import outputs as outputs_module
 from goblin_dask.volunteer import runner as runner_module
 from goblin_dask.volunteer import transfer
 from goblin_dask.volunteer.limits import Limits
@@ -117,7 +118,7 @@ async def test_small_arrays_travel_in_messages(worker):
 
 
 async def test_a_message_does_not_outgrow_what_a_gateway_reads(worker, lab, monkeypatch):
-    monkeypatch.setattr(runner_module, "INLINE_TOGETHER", 100)
+    monkeypatch.setattr(outputs_module, "TOGETHER", 100)
     build = Builder()
     x = build.input(ArraySpec((8,), "float64"))
     outputs = [build.add(name, [x])[0] for name in ("exp", "sin", "cos")]
@@ -258,10 +259,10 @@ def gate(monkeypatch):
 
     gate = Gate()
 
-    def slow(program, inputs):
+    def slow(program, inputs, **more):
         gate.begun.set()
         assert gate.go.wait(30)
-        return execute(program, inputs)
+        return execute(program, inputs, **more)
 
     monkeypatch.setattr(runner_module, "execute", slow)
     yield gate

@@ -86,10 +86,10 @@ class Operator:
     """Its result is its operand where that already has the result's shape and dtype."""
     contiguous: bool = False
     """Fresh outputs are C-contiguous whatever the operands are; else only where every operand is."""
-    inplace: Callable[[Any, tuple[Array, ...], Attributes, int], tuple[Array, ...]] | None = None
-    """The kernel, allowed to overwrite operand number `slot`, which has the output's shape and dtype."""
-    reusable: tuple[int, ...] | None = None
-    """Operands that `inplace` can overwrite; None: any."""
+    into: Callable[[Any, tuple[Array, ...], Attributes, Array], object] | None = None
+    """The kernel, writing its only output into an array that is given, in C order. See `reusable`."""
+    reusable: tuple[int, ...] | None = ()
+    """Operands that may themselves be the array that `into` writes into; None: any."""
     copies_strided: bool = False
     """The kernel copies operands that BLAS does not take as they lie."""
     check: str = "recompute"

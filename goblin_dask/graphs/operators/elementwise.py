@@ -147,8 +147,8 @@ def _ufunc(name: str, source: str, outputs: int, summary: str) -> Operator:
         result = getattr(xp, source)(*operands)
         return result if outputs > 1 else (result,)
 
-    def inplace(xp: Any, operands: tuple[Any, ...], attributes: Attributes, slot: int) -> tuple[Any, ...]:
-        return (getattr(xp, source)(*operands, out=operands[slot]),)
+    def into(xp: Any, operands: tuple[Any, ...], attributes: Attributes, out: Any) -> None:
+        getattr(xp, source)(*operands, out=out)
 
     return Operator(
         name,
@@ -159,7 +159,8 @@ def _ufunc(name: str, source: str, outputs: int, summary: str) -> Operator:
         samples.unary() if function.nin == 1 else samples.binary(),
         arity=function.nin,
         outputs=outputs,
-        inplace=inplace if outputs == 1 else None,
+        into=into if outputs == 1 else None,
+        reusable=None,
     )
 
 

@@ -169,9 +169,10 @@ def _setitem(xp: Any, operands: tuple[Any, ...], attributes: Any) -> Any:
     return result
 
 
-def _setitem_inplace(xp: Any, operands: tuple[Any, ...], attributes: Any, slot: int) -> tuple[Any, ...]:
-    operands[0][_index(attributes)] = _cast(operands[1], operands[0].dtype)
-    return (operands[0],)
+def _setitem_into(xp: Any, operands: tuple[Any, ...], attributes: Any, out: Any) -> None:
+    if out is not operands[0]:
+        out[...] = operands[0]
+    out[_index(attributes)] = _cast(operands[1], out.dtype)
 
 
 def _infer_diagonal(specs: Specs, attributes: Any) -> Specs:
@@ -356,7 +357,7 @@ OPERATORS: tuple[Operator, ...] = (
         _examples_setitem,
         arity=2,
         attributes={"start": Ints(low=0), "length": Ints(low=0), "step": Ints()},
-        inplace=_setitem_inplace,
+        into=_setitem_into,
         reusable=(0,),
         contiguous=True,
     ),
