@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -38,7 +38,6 @@ class DataServer:
 
     def __init__(self, blobs: BlobStore, key: bytes):
         self.permits = Permits(blobs, key)
-        self._blobs = blobs
         self._local: LocalServer | None = None
         self._runner: web.AppRunner | None = None
         self._clients: dict[str, BlobClient] = {}
@@ -128,11 +127,14 @@ class DataServer:
             raise web.HTTPLengthRequired(text="an upload states its length (Content-Length)")
         try:
             grant = self.permits.admit(_bearer(request), name, request.content_length)
-            upload = self._blobs.upload(request.content_length)
+            upload = self.permits.begin(grant, request.content_length)
             try:
                 async for data in request.content.iter_any():
-                    upload.write(data)
-                self.permits.receive(grant, name, upload)
+                    rest = upload.take(memoryview(data))
+                    while rest:
+                        await _in_thread(upload.flush)
+                        rest = upload.take(rest)
+                await _in_thread(self.permits.receive, grant, name, upload)
             except BaseException:
                 upload.abort()
                 raise
@@ -168,7 +170,7 @@ class DataServer:
                 fd, offset, nbytes = self.permits.open(request.grant, request.digest)
             else:
                 # the relay has let in no blob of a length that this lab did not expect
-                upload = self._blobs.upload(self.permits.longest(request.grant, request.digest))
+                upload = self.permits.admit_any(request.grant, request.digest)
         except GoblinError as error:
             logger.warning("relay: %s", error)
             client.send("DELETE", path, request.grant)
@@ -192,6 +194,16 @@ class DataServer:
             upload.abort()
             raise
         client.send("POST", path, request.grant)
+
+
+async def _in_thread(function: Callable[..., object], *args: object) -> None:
+    """Call a function in a thread, and wait until it has returned even when cancelled."""
+    future = asyncio.get_running_loop().run_in_executor(None, function, *args)
+    try:
+        await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
 
 
 def _bearer(request: web.Request) -> str:

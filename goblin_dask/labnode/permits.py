@@ -166,12 +166,17 @@ class Permits:
                 raise Refused(f"attempt {grant.attempt} has handed in its {expected.outputs} outputs already")
         return grant
 
-    def longest(self, text: str, name: str) -> int:
-        """Bytes of the longest output that the bearer may hand in; refuses as `admit` does."""
+    def admit_any(self, text: str, name: str) -> Upload:
+        """An upload of any of the bearer's outputs; refuses as `admit` and `begin` do."""
         with self._lock:
-            sizes = self._granted(text, name)[1].sizes
-        self.admit(text, name, max(sizes))
-        return max(sizes)
+            longest = max(self._granted(text, name)[1].sizes)
+        return self.begin(self.admit(text, name, longest), longest)
+
+    def begin(self, grant: Grant, size: int) -> Upload:
+        """An upload for what `admit` let in; raises `StoreFull`."""
+        with self._lock:
+            expected = self._tasks.get(grant.task)
+        return self.blobs.upload(size, cold=expected is not None and expected.cold)
 
     def receive(self, grant: Grant, name: str, source: Upload | int) -> None:
         """Quarantine what `admit` let in.

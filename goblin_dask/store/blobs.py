@@ -248,11 +248,14 @@ class BlobStore:
                 )
 
     # --- uploads ---------------------------------------------------------------------------------------------
-    def upload(self, nbytes: int) -> Upload:
-        """Begin to receive a blob of at most `nbytes`; hand it to `quarantine` or `Upload.abort` it."""
+    def upload(self, nbytes: int, *, cold: bool = False) -> Upload:
+        """Begin to receive a blob of at most `nbytes`; hand it to `quarantine` or `Upload.abort` it.
+
+        One that is `cold` will not be read soon: it goes to the disk past the page cache.
+        """
         with self._lock:
             self._make_room(nbytes)
-            upload = Upload(self._shelf.staging, nbytes)
+            upload = Upload(self._shelf.staging, nbytes, cold=cold)
             self._receiving.add(upload)
         return upload
 

@@ -29,6 +29,9 @@ PACKET_LIMIT = 4096
 PREFIX = "goblin-"
 """How the names of labs' sockets begin."""
 
+_HUGE = 4 << 20
+"""Bytes from which a memory file is given huge pages where there are some: each would round a small one up."""
+
 _BLOCK = 1 << 16
 """Direct I/O takes multiples of a medium's block, which this is one of."""
 
@@ -97,11 +100,33 @@ def memory_file(chunks: Iterable[Any], *, seal: bool = True) -> int:
     return fd
 
 
+def empty_memory_file(nbytes: int) -> tuple[int, mmap.mmap]:
+    """Descriptor of a new memory file of `nbytes` (at least one), which can be sealed later, and a mapping to fill it.
+
+    Raises
+    ------
+    MemoryError
+        When there is no room for it.
+    """
+    fd = os.memfd_create("goblin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        memory = mmap.mmap(fd, nbytes)
+        if nbytes >= _HUGE:
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError, OverflowError) as error:
+        os.close(fd)
+        raise MemoryError(f"no memory file of {nbytes} bytes can be made: {error}") from error
+    return fd, memory
+
+
 def write_all(fd: int, data: Any) -> None:
     """Write a buffer at the descriptor's position, however often the kernel takes only a part."""
-    view = memoryview(data).cast("B")
-    while view:
-        view = view[os.write(fd, view) :]
+    view, done = memoryview(data).cast("B"), 0
+    while done < view.nbytes:
+        with view[done:] as rest:
+            done += os.write(fd, rest)
 
 
 def copy_file(fd: int, path: Path, nbytes: int, *, cold: bool = False) -> None:
@@ -118,30 +143,40 @@ def copy_file(fd: int, path: Path, nbytes: int, *, cold: bool = False) -> None:
         The copy will not be read soon: it is written from the memory file to the medium, where the file system can do
         that, and takes no second room in the page cache.
     """
-    done = 0
     with path.open("xb", buffering=0) as file:
-        if cold and nbytes >= _BLOCK:
-            done = _write_through(fd, file.fileno(), nbytes - nbytes % _BLOCK)
+        if cold and nbytes:
+            with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as source, memoryview(source) as view:
+                write_cold(file.fileno(), view)
+            return
+        done = 0
         while done < nbytes:
             done += os.sendfile(file.fileno(), fd, done, nbytes - done)
 
 
-def _write_through(fd: int, target: int, nbytes: int) -> int:
-    """Write whole blocks with direct I/O; how many bytes were written, 0 on a file system that has none."""
-    flags = fcntl.fcntl(target, fcntl.F_GETFL)
-    done = 0
+def write_cold(fd: int, data: memoryview) -> None:
+    """Write a mapped buffer at the descriptor's position, past the page cache where the file system can do that.
+
+    Parameters
+    ----------
+    fd : int
+        At a multiple of 64 KiB.
+    data : memoryview
+        Of bytes, from the beginning of a page on. What is not a whole block is written in the usual way.
+    """
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    done, whole = 0, data.nbytes - data.nbytes % _BLOCK
     try:
-        fcntl.fcntl(target, fcntl.F_SETFL, flags | os.O_DIRECT)
-        with mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ) as source, memoryview(source) as view:
-            while done < nbytes:
-                with view[done : done + _PIECE] as piece:
-                    done += os.write(target, piece)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        while done < whole:
+            with data[done : min(whole, done + _PIECE)] as piece:
+                done += os.write(fd, piece)
     except OSError as error:
-        if error.errno != errno.EINVAL or done:
+        if error.errno != errno.EINVAL:  # which says that this file system has no direct I/O
             raise
     finally:
-        fcntl.fcntl(target, fcntl.F_SETFL, flags)
-    return done
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    with data[done:] as rest:
+        write_all(fd, rest)
 
 
 def check_sealed(fd: int, nbytes: int) -> None:

@@ -7,7 +7,6 @@ blob has a thread to wait in anyway.
 from __future__ import annotations
 
 import http.client
-import mmap
 import os
 import ssl
 import threading
@@ -19,7 +18,7 @@ from blake3 import blake3
 
 from goblin_dask.digest import Digest
 from goblin_dask.errors import BlobMissing, ConnectionLost, DigestMismatch, InputError, Refused, StoreError
-from goblin_dask.store.descriptors import map_file
+from goblin_dask.store.descriptors import empty_memory_file, map_file
 from goblin_dask.store.upload import Upload
 
 PIECE = 1 << 20
@@ -68,10 +67,9 @@ class BlobClient:
         """
         if nbytes == 0:
             return memoryview(b"")
-        fd = os.memfd_create("goblin", os.MFD_CLOEXEC)
+        fd, memory = empty_memory_file(nbytes)
         try:
-            os.ftruncate(fd, nbytes)
-            with mmap.mmap(fd, nbytes) as mapped, memoryview(mapped) as view:
+            with memory, memoryview(memory) as view:
                 self._receive(path, grant, name, view)
             return map_file(fd, 0, nbytes)
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 from dataclasses import dataclass
 
@@ -12,13 +11,13 @@ import numpy as np
 from goblin_dask.digest import digest
 from goblin_dask.messages import INLINE_LIMIT, ArraySpec, BlobRef
 from goblin_dask.store.buffers import Array, array_of, buffer_of, nbytes, spec_of
-from goblin_dask.store.descriptors import SEALS, memory_file
+from goblin_dask.store.descriptors import SEALS, empty_memory_file, memory_file
 
 TOGETHER = 4 << 20
 """Bytes of an attempt's outputs that travel inside one message; a gateway bounds what it reads."""
 
 LARGE = 4 << 20
-"""Bytes from which an output is computed in its memory file: two huge pages."""
+"""Bytes from which an output is computed in its memory file."""
 
 
 @dataclass(slots=True)
@@ -56,15 +55,8 @@ class OutputFiles:
         size = nbytes(spec)
         if size < LARGE:
             return None
-        fd = os.memfd_create("goblin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, size)
-            memory = mmap.mmap(fd, size)  # ends with the last array that refers to it
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError as error:
-            os.close(fd)
-            raise MemoryError(f"no memory file of {size} bytes: {error.strerror}") from error
-        array = array_of(memory, spec)
+        fd, memory = empty_memory_file(size)
+        array = array_of(memory, spec)  # the mapping ends with the last array that refers to it
         array.flags.writeable = True
         self._files[array.ctypes.data] = fd
         return array

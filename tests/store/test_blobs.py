@@ -321,3 +321,23 @@ def test_uploads_beyond_the_memory_wait_on_the_disk(tmp_path):
         store.promote(name)
     assert store.used == 15_000_000
     store.close()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize(
+    "pieces", [[0], [1], [1000] * 9, [5 << 20, 3], [3 << 20] * 3 + [77], [4 << 20, 4 << 20], [9 << 20]]
+)
+def test_an_upload_is_whole_in_whatever_pieces_it_comes(tmp_path, pieces, cold):
+    blobs = BlobStore(tmp_path)
+    data = np.random.default_rng(0).bytes(sum(pieces))
+    upload, done = blobs.upload(len(data), cold=cold), 0
+    for piece in pieces:
+        upload.write(data[done : done + piece])
+        done += piece
+    with pytest.raises(StoreError, match="more than"):
+        upload.write(b"x")
+    assert upload.nbytes == len(data)
+    blobs.quarantine(digest(data), "a#1", upload, cold=cold)
+    blobs.promote(digest(data))
+    assert bytes(blobs.get(digest(data))) == data
+    blobs.close()
