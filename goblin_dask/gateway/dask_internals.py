@@ -25,7 +25,11 @@ _SETTINGS: dict[str, Any] = {
     "distributed.scheduler.worker-saturation": "inf",
     "distributed.scheduler.preload": [],
     "distributed.scheduler.http.routes": [],
+    "distributed.scheduler.work-stealing": False,  # every attempt is bound to its worker
+    "distributed.scheduler.active-memory-manager.start": False,
     "distributed.admin.low-level-log-length": 100,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
     "distributed.scheduler.validate": False,
 }
 

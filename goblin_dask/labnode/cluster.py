@@ -31,6 +31,8 @@ _SETTINGS = {
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.scheduler.allowed-failures": 3,
     "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,

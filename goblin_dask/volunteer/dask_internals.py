@@ -25,13 +25,17 @@ def lent(worker: Worker) -> tuple[int, int]:
     return worker.state.nthreads, int(memory)
 
 
-def keep_working(worker: Worker) -> None:
-    """Do not let Dask pause the worker, for ever, for memory that it does not have.
+def be_quiet(worker: Worker) -> None:
+    """Leave out what Dask looks at many times a second; a machine that is lent shall not work for nothing.
 
-    Dask goes by the resident set, in which the laboratory's files that are mapped here count, though they are the page
-    cache's. What a task may take is compared with what is free before it begins (`Runner`).
+    The memory monitor would also pause the worker, for ever, for memory that it does not have: it goes by the resident
+    set, in which the laboratory's files that are mapped here count, though they are the page cache's. What a task may
+    take is compared with what is free before it begins (`Runner`). Profiles are of Dask's threads, which do nothing.
     """
-    worker.memory_manager.memory_pause_fraction = False
+    for name in ("memory_monitor", "profile", "profile-cycle"):
+        worker.periodic_callbacks.pop(name, None)
+    worker.periodic_callbacks["tick"].callback_time = 500  # milliseconds
+    worker.periodic_callbacks["monitor"].callback_time = 5000
 
 
 def set_slots(worker: Worker, slots: int) -> None:

@@ -108,7 +108,7 @@ async def install(worker: Worker) -> Runner:
         When the configuration cannot be meant, or the machine computes wrongly.
     """
     internals.close_ports(worker)
-    internals.keep_working(worker)
+    internals.be_quiet(worker)
     role = _role()
     threads, memory = internals.lent(worker)
     limits = Limits.configured(threads=threads, memory=memory)

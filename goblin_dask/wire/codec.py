@@ -53,6 +53,8 @@ from goblin_dask.wire.schema import (
 )
 
 MONTH = 30 * 86400.0
+HEARTBEAT = 5.0
+"""Seconds between a worker's heartbeats, which only bring figures: who is gone, sessions notice."""
 HERE = "~here/"
 """Begins the address of a listener on which nothing listens; 32 hexadecimal characters follow."""
 
@@ -404,12 +406,12 @@ class SchedulerCodec:
             return m.encode(Failed(str(message.get("exception_text", ""))[:4096]))
         if asked is Register:
             if message["status"] == "OK":
-                return m.encode(Registered(message["time"], message["heartbeat-interval"]))
+                return m.encode(Registered(message["time"], HEARTBEAT))
             return m.encode(NotRegistered(str(message.get("message", ""))[:4096]))
         if asked is Heartbeat:
             if message["status"] == "missing":
                 return m.encode(Beat("missing"))
-            return m.encode(Beat("OK", message["time"], message["heartbeat-interval"]))
+            return m.encode(Beat("OK", message["time"], HEARTBEAT))
         if asked is RegisterNanny:
             self._asked = RegisterNanny  # the nanny says next whether its worker started
             return m.encode(Done())
