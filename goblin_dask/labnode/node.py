@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 NOTICE = """\
 goblin-dask: data are NOT encrypted while they are computed on. Whoever lends a computer can read the numbers that it
 works on. Confidential data do not belong on an open grid."""
+
+PREPARED = 4096
+"""Programs that are kept encoded for later jobs."""
 
 KEPT_JOBS = 200
 """Finished jobs that are kept, with their results, until their researcher lets go of them."""
@@ -104,12 +107,13 @@ class LabNode:
         """Tasks of researchers' graphs that read an array, since the start: ``grid``, accepted from volunteers;
         ``lab``, run here."""
         self.offer_changed: set[asyncio.Queue[m.GridOffer]] = set()
-        self._prepared: dict[Program, Prepared] = {}
+        self._prepared: OrderedDict[Program, Prepared] = OrderedDict()
+        """The programs that were used last."""
+        self._prepared_lock = threading.Lock()
         self._kept: dict[str, tuple[Digest, ...]] = {}
         self._kept_lock = threading.Lock()
         self._over: deque[str] = deque(maxlen=KEPT_JOBS)
         """Jobs that were cancelled: threads may still be busy with tasks of theirs."""
-        self._prices = Prices()
         self._closers: list[Any] = []
 
     @property
@@ -354,15 +358,18 @@ class LabNode:
         plan = lower(request, request.keys)
         for array in submission.declared:
             check_declared(array, plan.specs)
+        prices = Prices()
         if offload != "never" and submission.fuse:
-            plan = fuse(plan, self.offer, self._prices)
-        return request, place(plan, self.offer, offload, self._prices)  # type: ignore[arg-type]
+            plan = fuse(plan, self.offer, prices)
+        return request, place(plan, self.offer, offload, prices)  # type: ignore[arg-type]
 
     def _prepare(self, program: Program) -> Prepared:
-        known = self._prepared.get(program)
-        if known is None:
-            known = self._prepared[program] = Prepared(program)
-        return known
+        with self._prepared_lock:
+            known = self._prepared.pop(program, None) or Prepared(program)
+            self._prepared[program] = known  # at the end: popped are those that were used longest ago
+            if len(self._prepared) > PREPARED:
+                self._prepared.popitem(last=False)
+            return known
 
     def _known(self, accepted: dict[str, tuple[Digest, int]]) -> list[Happening]:
         """What the ledger says of the tasks that a job has had accepted."""
