@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from goblin_dask.digest import Digest, digest
-from goblin_dask.graphs.execute import Source, execute
+from goblin_dask.graphs.execute import Allocator, Source, execute
 from goblin_dask.graphs.program import Program
 from goblin_dask.messages import ArraySpec
 from goblin_dask.store.buffers import buffer_of, spec_of
@@ -65,8 +65,10 @@ class Liar:
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
 
-    def __call__(self, program: Program, inputs: Sequence[Source]) -> Sequence[Array]:
-        """The program's outputs, or what is said to be them."""
+    def __call__(
+        self, program: Program, inputs: Sequence[Source], *, allocate: Allocator | None = None
+    ) -> Sequence[Array]:
+        """The program's outputs, or what is said to be them, in memory of its own."""
         with self._lock:
             arrays = [load(source) for source in inputs]
             outputs = list(execute(program, arrays))
