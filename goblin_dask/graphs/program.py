@@ -7,6 +7,7 @@ import msgspec
 from goblin_dask.digest import Digest, digest
 from goblin_dask.errors import ProgramError
 from goblin_dask.graphs.check import LIMITS, Limits, check
+from goblin_dask.graphs.operators import CATALOGUE
 from goblin_dask.graphs.operators.rules import Attribute
 from goblin_dask.messages import ArraySpec
 
@@ -39,6 +40,16 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     def digest(self) -> Digest:
         """Address of the encoding. Computed at every call."""
         return digest(encode(self))
+
+    @property
+    def operators(self) -> frozenset[str]:
+        """Names of the operators that it applies."""
+        return frozenset(node.operator for node in self.nodes)
+
+    @property
+    def catalogue(self) -> int:
+        """Version of the catalogue that it needs."""
+        return max((CATALOGUE[name].since for name in self.operators), default=1)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,10 @@
-"""What an operator is: one declaration that shape rule, price, kernel, documentation and tests are derived from."""
+"""What an operator is: one declaration that shape rule, price, kernel, documentation and tests are derived from.
+
+The catalogue is versioned, so that a volunteer of an older release keeps the work that it knows and is never given
+other work. Whoever adds an operator, or changes what one means, gives it the version of the catalogue in which that
+happened: ``since=2`` in its declaration, or ``OPERATORS = added_in(2, …)`` for all operators of a module, and raises
+`goblin_dask.graphs.operators.CATALOGUE_VERSION` to that number if no operator has it yet.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import enum
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from goblin_dask.errors import InputError, ProgramError
@@ -94,6 +100,8 @@ class Operator:
     """The kernel copies operands that BLAS does not take as they lie."""
     check: str = "recompute"
     """Name of the rule by which its results are verified."""
+    since: int = 1
+    """Version of the catalogue in which it, or its present meaning, came."""
     defaults: Mapping[str, Attribute] = field(init=False)
     cached: bool = field(init=False)
     """Whether equal attributes are interchangeable (0.0 and -0.0 are not) and small: then inference is cached."""
@@ -151,6 +159,16 @@ class Operator:
             return self.infer(specs, self.complete(attributes))
         except (InputError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InputError(f"{self.name} of {describe(specs)}: {error}") from error
+
+
+def added_in(version: int, *operators: Operator) -> tuple[Operator, ...]:
+    """Operators that came with a version of the catalogue.
+
+    Examples
+    --------
+    >>> OPERATORS = added_in(2, convolution, max_pool2d)  # doctest: +SKIP
+    """
+    return tuple(replace(operator, since=version) for operator in operators)
 
 
 _cut = reprlib.Repr()
