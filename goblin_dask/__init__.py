@@ -22,11 +22,13 @@ _HOMES = {
     "matmul": "goblin_dask.labnode.matmul",
     "LocalGrid": "goblin_dask.local",
     "Program": "goblin_dask.graphs.program",
+    "formula": "goblin_dask.graphs.formula",
 }
 
-__all__ = ["Job", "Lab", "LabNode", "LocalGrid", "Program", "__version__", "connect", "matmul"]
+__all__ = ["Job", "Lab", "LabNode", "LocalGrid", "Program", "__version__", "connect", "formula", "matmul"]
 
 if TYPE_CHECKING:
+    from goblin_dask.graphs.formula import formula
     from goblin_dask.graphs.program import Program
     from goblin_dask.labnode.client import Job, Lab, connect
     from goblin_dask.labnode.matmul import matmul
