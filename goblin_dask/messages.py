@@ -31,6 +31,9 @@ PROTOCOL = 1
 INLINE_LIMIT = 64 * 1024
 """Largest blob, in bytes, that travels inside a message instead of over the data path."""
 
+LACKS = 256
+"""Most operators that a machine may say it lacks."""
+
 MESSAGE_LIMIT = 64 * 1024 * 1024
 """Largest encoded message that anybody accepts, in bytes."""
 
@@ -82,7 +85,9 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     bandwidth: float = 0.0
     """Measured link, bytes/s; 0 when unknown."""
     catalogue: int = 1
-    """Version of the operator catalogue."""
+    """Version of the operator catalogue; 1 for volunteers that were released before there was another."""
+    lacks: tuple[str, ...] = ()
+    """Operators of that version that it cannot compute, at most `LACKS`."""
 
 
 class Hello(Message, frozen=True):
@@ -164,6 +169,8 @@ class SubmitTask(Message, frozen=True):
 class DefineProgram(Message, frozen=True):
     program: str
     encoded: bytes
+    catalogue: int = 1
+    """Version of the operator catalogue that whoever runs it must have."""
 
 
 class CancelTask(Message, frozen=True):

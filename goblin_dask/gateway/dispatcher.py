@@ -15,7 +15,7 @@ from typing import Any
 from goblin_dask import messages as m
 from goblin_dask.digest import is_digest
 from goblin_dask.gateway import events as e
-from goblin_dask.gateway import monitor
+from goblin_dask.gateway import matching, monitor, stuck
 from goblin_dask.gateway.leases import InHand, Leases, Ticket, make_ticket
 from goblin_dask.gateway.limits import Limits
 from goblin_dask.gateway.outcomes import Lab, Outcomes, inline_bytes, unfit
@@ -24,9 +24,6 @@ from goblin_dask.graphs.operators.base import nbytes
 from goblin_dask.verify import effects as fx
 from goblin_dask.verify import policy as policies
 from goblin_dask.verify.reputation import Reputation
-
-SWEPT = 256
-"""Queued tasks looked at per sweep for whether anybody could ever have them."""
 
 
 @dataclass(slots=True)
@@ -169,7 +166,7 @@ class Dispatcher:
         life = ticket.life
         # one that is under way may be nearly done, and so goes on beside a copy that was begun after a restart
         wanted = life.wanted or 0 < life.running < self.limits.copies
-        if not wanted or not life.permits(worker.holder, self.now):
+        if not wanted or not matching.permits(ticket, worker, self.now):
             return False
         attempt = ticket.life.lease(name, worker.holder, self.now)
         self.leases.hold(name, ticket, attempt, worker, check=False)
@@ -350,7 +347,7 @@ class Dispatcher:
             self.outcomes.tell(lab.name, m.TaskFailed(task.task[:64], "error", reason))
             return
         size = sum(nbytes(spec) for spec in task.outputs)
-        ticket = lab.tickets[task.task] = make_ticket(lab.name, task, lab.place, size, self.now)
+        ticket = lab.tickets[task.task] = make_ticket(lab.name, task, lab.place, size, self.now, event.needs)
         self.outcomes.totals.submitted(ticket)
         for name, orphan in list(self.orphans.get(task.task, {}).items()):
             self._forget_orphan(task.task, name)
@@ -360,9 +357,9 @@ class Dispatcher:
             else:
                 self.leases.dismiss(orphan.worker, name)
         if ticket.life.state == "open":
-            largest = self.leases.pool.largest()
-            if self._settled() and largest is not None and ticket.life.need > largest:
-                self.outcomes.apply(ticket, ticket.life.stuck(largest))
+            pool = self.leases.pool
+            if self._settled() and stuck.beyond(pool, ticket):
+                self.outcomes.apply(ticket, stuck.end(pool, ticket))
             else:
                 self.outcomes.sync(ticket)
 
@@ -424,7 +421,7 @@ class Dispatcher:
             hand = self.leases.hands.get(name)  # none: an orphan
             if hand is not None and not hand.check:
                 self.leases.slow(hand)
-            elif hand is not None and self.leases.others(worker, hand.ticket.lab, hand.attempt):
+            elif hand is not None and self.leases.others(worker, hand.ticket, hand.attempt):
                 self.leases.stop(name)
                 self.outcomes.apply(hand.ticket, hand.ticket.life.lose_check(name, worker.id))
 
@@ -472,28 +469,12 @@ class Dispatcher:
 
     def _sweep(self, _: None) -> None:
         """Find queued tasks that no connected volunteer could ever have, and idle workers that could."""
-        limits, pool = self.limits, self.leases.pool
-        self.leases.at(self.now + max(limits.patience / 2, 1.0), "sweep")
-        largest = pool.largest()
-        waited = self.now - limits.patience
-        stuck = []
-        if largest is not None:
-            stuck = [t for t in self.leases.tasks.larger(largest) if t.entry is not None and t.entry.since <= waited]
-        for _turn in range(min(SWEPT, len(self.outcomes.constrained))):
-            key, ticket = self.outcomes.constrained.popitem(last=False)
-            if not ticket.queued or ticket.entry is None:
-                continue
-            self.outcomes.constrained[key] = ticket
-            life = ticket.life
-            if ticket.entry.since <= waited and not any(
-                worker.offer >= life.need and not worker.record.quarantined and life.ever_permits(worker.holder)
-                for worker in pool.by_offer()
-            ):
-                stuck.append(ticket)
-        for ticket in stuck:
-            if ticket.lab not in self.leases.away:
-                self.outcomes.apply(ticket, ticket.life.stuck(largest))
-        self.leases.feed_idle()
+        leases, pool = self.leases, self.leases.pool
+        leases.at(self.now + max(self.limits.patience / 2, 1.0), "sweep")
+        for ticket in stuck.waiting(leases, self.now - self.limits.patience):
+            if ticket.lab not in leases.away:
+                self.outcomes.apply(ticket, stuck.end(pool, ticket))
+        leases.feed_idle()
 
     def _settled(self) -> bool:
         return self._started is not None and self.now >= self._started + self.limits.patience

@@ -64,9 +64,23 @@ class LabLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What a program asks of whoever runs or checks it."""
+
+    catalogue: int = 1
+    """Version of the operator catalogue, at least."""
+    operators: frozenset[str] = frozenset()
+
+
+ANYBODY = Needs()
+"""What every volunteer knows."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSubmitted:
     lab: str
     task: m.SubmitTask
+    needs: Needs = ANYBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from goblin_dask import messages as m
 from goblin_dask.digest import Digest, digest, is_digest, task_digest
 from goblin_dask.errors import BlobMissing, ProgramError, Refused, WireError
+from goblin_dask.gateway.events import ANYBODY, Needs
 from goblin_dask.gateway.relay import Permit
+from goblin_dask.graphs.operators import CATALOGUE_VERSION
 from goblin_dask.graphs.program import decode
 from goblin_dask.store import grants
 from goblin_dask.store.buffers import nbytes
@@ -64,6 +66,8 @@ class Lab:
     address: str
     line: Line | None
     programs: OrderedDict[Digest, bytes] = field(default_factory=OrderedDict)
+    needs: dict[Digest, Needs] = field(default_factory=dict)
+    """Of each program."""
     program_bytes: int = 0
     waiting: dict[Digest, list[m.SubmitTask]] = field(default_factory=dict)
     waiting_count: int = 0
@@ -81,6 +85,24 @@ class Lab:
             self.inline_bytes += size
         return True
 
+    def refusal(self, task: m.SubmitTask, open_: int, limits: LabLimits) -> m.TaskFailed | None:
+        """Why a task is not taken on beside `open_` others; None where it is, and its inline inputs are counted."""
+        needs = self.needs.get(task.program, ANYBODY)
+        if needs.catalogue > CATALOGUE_VERSION:
+            return m.TaskFailed(
+                task.task,
+                "unsupported",
+                f"its program needs version {needs.catalogue} of the operator catalogue and the gateway has version "
+                f"{CATALOGUE_VERSION}: a newer goblin-dask there has it",
+            )
+        if open_ >= limits.open_tasks:
+            reason = f"this laboratory has {limits.open_tasks} tasks on the grid: submit fewer at a time"
+        elif not self.hold(task, limits):
+            reason = f"this laboratory's inline inputs fill {limits.inline_bytes} bytes here: submit fewer at a time"
+        else:
+            return None
+        return m.TaskFailed(task.task, "error", reason)
+
     def release(self, task: str) -> None:
         """A task ended."""
         self.inline_bytes -= self.inline.pop(task, 0)
@@ -97,14 +119,12 @@ class Lab:
         if name not in self.programs:
             if digest(encoded) != name:
                 raise WireError("a program's name must be the digest of its bytes, which it is not")
-            try:
-                decode(encoded)
-            except ProgramError as error:
-                raise WireError(f"the gateway does not accept a program of this laboratory: {error}") from error
+            self.needs[name] = _needs(message)
             self.programs[name] = encoded
             self.program_bytes += len(encoded)
             while len(self.programs) > limits.programs or self.program_bytes > limits.program_bytes:
-                _, dropped = self.programs.popitem(last=False)
+                gone, dropped = self.programs.popitem(last=False)
+                del self.needs[gone]
                 self.program_bytes -= len(dropped)
         tasks = self.waiting.pop(name, [])
         self.waiting_count -= len(tasks)
@@ -136,6 +156,20 @@ class Lab:
             direct=self.direct if same_host or network == self.network else "",
             relay=RELAY,
         )
+
+
+def _needs(message: m.DefineProgram) -> Needs:
+    """What a program asks of whoever runs it: what its laboratory says, and what this gateway knows of its operators.
+
+    A program of a later catalogue than the gateway's is not checked here, and so not given to anybody.
+    """
+    if message.catalogue > CATALOGUE_VERSION:
+        return Needs(message.catalogue)
+    try:
+        program = decode(message.encoded)
+    except ProgramError as error:
+        raise WireError(f"the gateway does not accept a program of this laboratory: {error}") from error
+    return Needs(max(message.catalogue, program.catalogue), program.operators)
 
 
 def check_ready(message: m.LabReady) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 from goblin_dask import messages as m
 from goblin_dask.gateway import matching
-from goblin_dask.gateway.events import CheckOrder, Dispatch, Instruction, Withdraw
+from goblin_dask.gateway.events import ANYBODY, CheckOrder, Dispatch, Instruction, Needs, Withdraw
 from goblin_dask.gateway.limits import Limits
 from goblin_dask.gateway.queue import Entry, FairQueue, Fit
 from goblin_dask.gateway.workers import Pool, Worker
@@ -39,6 +40,7 @@ class Ticket:
     stage: str = ""
     answer: m.TaskAccepted | None = None
     place: str = ""
+    needs: Needs = ANYBODY
     unchecked_of: str = ""
     """Host key whose unchecked result was accepted."""
     retry: float = 0.0
@@ -57,13 +59,13 @@ class Ticket:
 Judging = tuple[Ticket, Attempt]
 
 
-def make_ticket(lab: str, task: m.SubmitTask, place: str, output_bytes: int, now: float) -> Ticket:
+def make_ticket(lab: str, task: m.SubmitTask, place: str, output_bytes: int, now: float, needs: Needs) -> Ticket:
     """Ticket of a task that was just submitted."""
     inputs = {blob.digest: blob.nbytes for blob in task.inputs if blob.inline is None}
     output_bytes = output_bytes if output_bytes > m.INLINE_LIMIT else 0
     input_bytes = sum(inputs.values())
     cost = 0.01 + task.flops / NOMINAL_SPEED + (input_bytes + output_bytes) / NOMINAL_LINK
-    return Ticket(lab, TaskLife(lab, task, now), inputs, input_bytes, output_bytes, cost, place=place)
+    return Ticket(lab, TaskLife(lab, task, now), inputs, input_bytes, output_bytes, cost, place=place, needs=needs)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +100,8 @@ class Leases:
         self.away: set[str] = set()
         """Laboratories that cannot be reached now."""
         self.stragglers: dict[str, None] = {}
+        self.constrained: OrderedDict[tuple[str, str], Ticket] = OrderedDict()
+        """Queued tasks that some volunteers with enough memory may not have."""
         self.out: list[Instruction] = []
         self.now = self.settled_at = 0.0
         # Begins anywhere: a restarted gateway must not reuse the number of an attempt that is still in some hand.
@@ -226,7 +230,7 @@ class Leases:
         task = ticket.life.task
         ticket.entry = self.tasks.push(
             ticket, lab=ticket.lab, job=task.job, priority=task.priority, need=ticket.life.need, cost=ticket.cost,
-            now=self.now,
+            now=self.now, version=ticket.needs.catalogue,
         )  # fmt: skip
 
     def requeue(self, ticket: Ticket) -> None:
@@ -240,18 +244,16 @@ class Leases:
                 ticket.entry.since = since
 
     def _idle_for(self, ticket: Ticket) -> Worker | None:
-        life = ticket.life
-        idle = self.pool.idle(life.need)
-        if not len(idle):
+        if ticket.needs.catalogue > self.pool.newest:
             return None
+        idle = self.pool.idle(ticket.life.need)
         now = self.now
         some = idle.some(self.limits.candidates, self.rng)
-        able = [worker for worker in some if life.permits(worker.holder, now)]
+        able = [worker for worker in some if matching.permits(ticket, worker, now)]
         if not able:
-            if not life.constrained or len(some) >= len(idle):
+            if len(some) >= len(idle):
                 return None
-            first = next((worker for worker in idle if life.permits(worker.holder, now)), None)
-            return first
+            return next((worker for worker in idle if matching.permits(ticket, worker, now)), None)
         if len(able) == 1:
             return able[0]
         return min(able, key=lambda worker: self._waiting(ticket, worker))
@@ -283,7 +285,9 @@ class Leases:
         limits, now = self.limits, self.now
 
         def fits(ticket: Ticket, entry: Entry[Ticket]) -> Fit:
-            if not ticket.life.permits(worker.holder, now):
+            if not matching.permits(ticket, worker, now):
+                if not worker.knows(ticket.needs):
+                    self.constrained[ticket.key] = ticket
                 return Fit.NO
             if entry.need <= worker.free:
                 return Fit.YES
@@ -300,8 +304,9 @@ class Leases:
 
         while self.free_slots(worker) > 0:
             ticket = self.tasks.take(
-                worker.offer, fits, rank, window=limits.window if worker.held else 1, scan=limits.scan
-            )
+                worker.offer, fits, rank, window=limits.window if worker.held else 1, scan=limits.scan,
+                version=worker.machine.catalogue,
+            )  # fmt: skip
             if ticket is None:
                 ticket = self._straggler_for(worker)
                 if ticket is None:
@@ -331,7 +336,9 @@ class Leases:
             if life.state != "open" or life.wanted or life.running >= self.limits.copies:
                 del self.stragglers[name]
                 continue
-            if hand.ticket.lab in self.away or life.need > worker.free or not life.permits(worker.holder, self.now):
+            if hand.ticket.lab in self.away or life.need > worker.free:
+                continue
+            if not matching.permits(hand.ticket, worker, self.now):
                 continue
             del self.stragglers[name]
             return hand.ticket
@@ -351,11 +358,12 @@ class Leases:
         task = ticket.life.task
         ticket.checks[attempt.name] = self.checks.push(
             (ticket, attempt), lab=ticket.lab, job=task.job, priority=task.priority, need=0, cost=ticket.cost,
-            now=self.now,
+            now=self.now, version=ticket.needs.catalogue,
         )  # fmt: skip
         if not self.pool.idle_validators or ticket.lab in self.away:
             return
-        able = [v for v in itertools.islice(self.pool.idle_validators.values(), 32) if v.lab in ("", ticket.lab)]
+        some = itertools.islice(self.pool.idle_validators.values(), 32)
+        able = [v for v in some if v.lab in ("", ticket.lab) and v.knows(ticket.needs)]
         able.sort(key=lambda v: (v.lab != ticket.lab, v.id in attempt.avoid, len(v.hands) / v.slots))
         for validator in able:
             self.feed(validator)
@@ -364,21 +372,26 @@ class Leases:
 
     def _feed_validator(self, validator: Worker) -> None:
         def fits(item: Judging, entry: Entry[Judging]) -> Fit:
-            avoided = validator.id in item[1].avoid
-            return Fit.NO if avoided and self.others(validator, item[0].lab, item[1]) else Fit.YES
+            if not validator.knows(item[0].needs):
+                return Fit.NO
+            return Fit.NO if validator.id in item[1].avoid and self.others(validator, *item) else Fit.YES
 
         while self.free_slots(validator) > 0:
-            item = self.checks.take(ANY_MEMORY, fits, lambda item: 0.0, scan=self.limits.scan, lab=validator.lab)
+            item = self.checks.take(
+                ANY_MEMORY, fits, lambda item: 0.0, scan=self.limits.scan, lab=validator.lab,
+                version=validator.machine.catalogue,
+            )  # fmt: skip
             if item is None:
                 return
             self._check(*item, validator)
 
-    def others(self, validator: Worker, lab: str, attempt: Attempt) -> bool:
+    def others(self, validator: Worker, ticket: Ticket, attempt: Attempt) -> bool:
         """Whether a validator that has not failed this check yet may do it."""
         return any(
             other is not validator
             and other.away_since is None
-            and other.lab in ("", lab)
+            and other.lab in ("", ticket.lab)
+            and other.knows(ticket.needs)
             and other.id not in attempt.avoid
             for other in self.pool.validators.values()
         )

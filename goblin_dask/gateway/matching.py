@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from goblin_dask.gateway.workers import CORRECTION, MAPPED_LINK, Worker
 from goblin_dask.verify.lifecycle import TaskLife
 
+if TYPE_CHECKING:
+    from goblin_dask.gateway.leases import Ticket
+
 OVERHEAD = 0.02
 """Seconds that every attempt takes, whatever its size."""
+
+
+def permits(ticket: Ticket, worker: Worker, now: float) -> bool:
+    """Whether the volunteer may have an attempt of the task now, memory apart."""
+    return ticket.life.permits(worker.holder, now) and worker.knows(ticket.needs)
 
 
 def weigh(inputs: dict[str, int], size: int, worker: Worker) -> int:

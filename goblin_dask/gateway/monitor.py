@@ -128,6 +128,7 @@ def snapshot(dispatcher: Dispatcher) -> dict[str, Any]:
                 "identity": record.identity,
                 "owner": record.owner,
                 "device": worker.machine.device,
+                "catalogue": worker.machine.catalogue,
                 "threads": worker.machine.threads,
                 "slots": worker.slots,
                 "quota": dispatcher.reputation.quota(record, dispatcher.now),

@@ -45,8 +45,6 @@ class Outcomes:
         self.unchecked: dict[str, dict[tuple[str, str], Ticket]] = {}
         """Accepted, unchecked tasks by the host key that computed them."""
         self.unchecked_count = 0
-        self.constrained: OrderedDict[tuple[str, str], Ticket] = OrderedDict()
-        """Queued tasks that some volunteers with enough memory may not have."""
         self.stages: Counter[str] = Counter()
         self.totals = monitor.Totals()
         self._offer_due = False
@@ -96,7 +94,7 @@ class Outcomes:
                 del ticket.checks[name]
         self.leases.want(ticket)
         if ticket.queued and life.constrained:
-            self.constrained[ticket.key] = ticket
+            self.leases.constrained[ticket.key] = ticket
             retry = life.retry_at()
             if retry > self.leases.now and retry != ticket.retry:
                 ticket.retry = retry
@@ -188,7 +186,7 @@ class Outcomes:
         for key in effect.forgive:
             self.reputation.forgive(self.reputation.hosts[key])
             self._reindex_key(key)
-        offers = self.leases.pool.largest() or 0
+        offers = self.leases.pool.largest(ticket.needs) or 0
         too_large = effect.kind == "too_large"
         self.totals.failed(ticket)
         self.tell(
@@ -211,7 +209,7 @@ class Outcomes:
             self.leases.tasks.discard(ticket.entry)
         for entry in ticket.checks.values():
             self.leases.checks.discard(entry)
-        self.constrained.pop(key, None)
+        self.leases.constrained.pop(key, None)
         if ticket.stage:
             self.stages[ticket.stage] -= 1
         self.totals.ended(ticket)

@@ -99,6 +99,10 @@ def check_machine(machine: m.Machine | None, role: str) -> m.Machine:
     texts = [machine.device, machine.driver, *(text for pair in machine.versions for text in pair)]
     if len(machine.versions) > 64 or any(len(text) > 128 for text in texts):
         raise Refused("a machine names at most 64 versions, in at most 128 characters each")
+    if machine.catalogue < 1 or len(machine.lacks) > m.LACKS or any(len(name) > 64 for name in machine.lacks):
+        raise Refused(
+            f"a machine has version 1 or later of the catalogue, and lacks at most {m.LACKS} of its operators"
+        )
     for name in _FIGURES:
         value = getattr(machine, name)
         if not 0 <= value < 2**63 or not math.isfinite(value):

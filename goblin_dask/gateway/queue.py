@@ -2,7 +2,8 @@
 
 Fairness is by work: every turn is charged with what it costs, and the least charged comes first. Whoever arrives
 later starts level with the others, without credit for the time before. Within a job entries lie in heaps by classes
-of memory (powers of two), so that a small worker does not search through tasks that it could never hold.
+of memory (powers of two) and by version of the catalogue, so that a small or old worker does not search through tasks
+that it could never have.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class Fit(enum.Enum):
 class Entry(Generic[T]):
     """One thing that waits."""
 
-    __slots__ = ("alive", "cost", "item", "job", "lab", "need", "priority", "reserved", "since")
+    __slots__ = ("alive", "cost", "item", "job", "lab", "need", "priority", "reserved", "since", "version")
 
-    def __init__(self, item: T, lab: str, job: str, priority: tuple[int, ...], need: int, cost: float, since: float):
+    def __init__(
+        self, item: T, lab: str, job: str, priority: tuple[int, ...], need: int, cost: float, since: float, version: int
+    ):
         self.item, self.lab, self.job, self.priority = item, lab, job, priority
-        self.need, self.cost, self.since = need, cost, since
+        self.need, self.cost, self.since, self.version = need, cost, since, version
         self.alive = True
         self.reserved = ""
         """Worker that takes nothing else until this fits."""
@@ -89,13 +92,20 @@ class _Job(Generic[T]):
 
     def __init__(self, name: str):
         self.name, self.charged, self.live, self.dead = name, 0.0, 0, 0
-        self.heaps: dict[int, Heap[T]] = {}
+        self.heaps: dict[tuple[int, int], Heap[T]] = {}
+        """By the bits of what they need, and by version."""
 
     def take(
-        self, limit: int, fits: Callable[[T, Entry[T]], Fit], rank: Callable[[T], float], window: int, scan: int
+        self,
+        limit: int,
+        version: int,
+        fits: Callable[[T, Entry[T]], Fit],
+        rank: Callable[[T], float],
+        window: int,
+        scan: int,
     ) -> Entry[T] | None:
         most = limit.bit_length()
-        heaps = [heap for size, heap in self.heaps.items() if size <= most]
+        heaps = [heap for (size, asked), heap in self.heaps.items() if size <= most and asked <= version]
         looked: list[tuple[Heap[T], tuple[tuple[int, ...], int, Entry[T]]]] = []
         best: Entry[T] | None = None
         best_rank = 0.0
@@ -132,7 +142,7 @@ class _Job(Generic[T]):
         return best
 
 
-_WAITING: Entry[Any] = Entry(None, "", "", (), 0, 0.0, 0.0)
+_WAITING: Entry[Any] = Entry(None, "", "", (), 0, 0.0, 0.0, 0)
 """Stands for an entry that the worker must wait for, and take nothing else."""
 
 
@@ -158,10 +168,22 @@ class FairQueue(Generic[T]):
         return self._live
 
     def push(
-        self, item: T, *, lab: str, job: str, priority: tuple[int, ...], need: int, cost: float, now: float
+        self,
+        item: T,
+        *,
+        lab: str,
+        job: str,
+        priority: tuple[int, ...],
+        need: int,
+        cost: float,
+        now: float,
+        version: int = 1,
     ) -> Entry[T]:
-        """Let `item` wait; `cost` is what its turn will be charged with, `need` the bytes it needs of a worker."""
-        entry = Entry(item, lab, job, priority, need, cost, now)
+        """Let `item` wait.
+
+        Its turn will be charged with `cost`; it needs a worker with `need` bytes and of catalogue `version`.
+        """
+        entry = Entry(item, lab, job, priority, need, cost, now, version)
         house = self._lab(lab)
         work = house.jobs.get(job)
         if work is None:
@@ -170,7 +192,7 @@ class FairQueue(Generic[T]):
             house.charged = self._shares.enter(house, house.charged)
         if not work.live:
             work.charged = house.shares.enter(work, work.charged)
-        heapq.heappush(work.heaps.setdefault(need.bit_length(), []), (priority, next(self._count), entry))
+        heapq.heappush(work.heaps.setdefault((need.bit_length(), version), []), (priority, next(self._count), entry))
         work.live += 1
         house.live += 1
         self._live += 1
@@ -185,6 +207,7 @@ class FairQueue(Generic[T]):
         window: int = 1,
         scan: int = 64,
         lab: str = "",
+        version: int = 1,
     ) -> T | None:
         """Take the best of the first `window` entries that a worker can have, in the order of fairness.
 
@@ -198,12 +221,14 @@ class FairQueue(Generic[T]):
             Smaller is better; 0 cannot be bettered.
         lab : str
             Of this laboratory alone.
+        version : int
+            Catalogue that the worker has; entries that need a later one are not looked at.
         """
         if not self._live:
             return None
 
         def from_job(job: _Job[T]) -> Entry[T] | None:
-            return job.take(limit, fits, rank, window, scan)
+            return job.take(limit, version, fits, rank, window, scan)
 
         def from_lab(house: _Lab[T]) -> Entry[T] | None:
             if house.paused or (lab and house.name != lab):
@@ -270,11 +295,13 @@ class FairQueue(Generic[T]):
             if lab.live
         }
 
-    def larger(self, limit: int) -> Iterator[T]:
-        """Entries that need more than `limit` bytes."""
+    def beyond(self, limit: int, version: int) -> Iterator[T]:
+        """Entries that need more than `limit` bytes, or a later `version`."""
         least = limit.bit_length()
         for lab in self._labs.values():
             for job in lab.jobs.values():
-                for size, heap in job.heaps.items():
-                    if size >= least:
+                for (size, asked), heap in job.heaps.items():
+                    if asked > version:
+                        yield from (entry.item for _, _, entry in heap if entry.alive)
+                    elif size >= least:
                         yield from (entry.item for _, _, entry in heap if entry.alive and entry.need > limit)

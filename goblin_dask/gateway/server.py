@@ -321,15 +321,12 @@ class Gateway:
 
     def _submit(self, lab: Lab, task: m.SubmitTask) -> None:
         known = self.dispatcher.outcomes.labs.get(lab.id)
-        limits = self.config.lab_limits
-        if known is not None and len(known.tickets) >= limits.open_tasks and task.task not in known.tickets:
-            reason = f"this laboratory has {limits.open_tasks} tasks on the grid: submit fewer at a time"
-        elif not lab.hold(task, limits):
-            reason = f"this laboratory's inline inputs fill {limits.inline_bytes} bytes here: submit fewer at a time"
+        tickets = known.tickets if known is not None else {}
+        refusal = lab.refusal(task, 0 if task.task in tickets else len(tickets), self.config.lab_limits)
+        if refusal is None:
+            self._handle(e.TaskSubmitted(lab.id, task, lab.needs.get(task.program, e.ANYBODY)))
         else:
-            self._handle(e.TaskSubmitted(lab.id, task))
-            return
-        self._tell(lab.id, m.TaskFailed(task.task, "error", reason))
+            self._tell(lab.id, refusal)
 
     def _tell(self, lab_id: str, message: Any) -> None:
         lab = self._labs.get(lab_id)

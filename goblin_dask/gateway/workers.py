@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 import math
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from goblin_dask import messages as m
-from goblin_dask.gateway.events import WorkerJoined
+from goblin_dask.gateway.events import ANYBODY, Needs, WorkerJoined
 from goblin_dask.verify.effects import Holder
 from goblin_dask.verify.reputation import Host, numeric_class
 
@@ -51,6 +51,8 @@ class Worker:
     """Bytes for tasks' projected peaks, all slots together."""
     speed: float
     link: float
+    lacks: frozenset[str] = frozenset()
+    """Operators of its catalogue that it cannot compute."""
     hands: dict[str, int] = field(default_factory=dict)
     """Attempts (or checks) in hand, with the bytes that each may take."""
     stopping: set[str] = field(default_factory=set)
@@ -72,6 +74,10 @@ class Worker:
     fetched: int = 0
     sent: int = 0
     place_in_idle: tuple[int, str] | None = None
+
+    def knows(self, needs: Needs) -> bool:
+        """Whether it has the operators of a program."""
+        return self.machine.catalogue >= needs.catalogue and (not self.lacks or self.lacks.isdisjoint(needs.operators))
 
     @property
     def free(self) -> int:
@@ -113,6 +119,7 @@ def make_worker(event: WorkerJoined, record: Host) -> Worker:
         offer=max(0, offer),
         speed=believable(machine.flops, SPEEDS, USUAL_SPEED),
         link=believable(machine.bandwidth, LINKS, USUAL_LINK),
+        lacks=frozenset(machine.lacks),
     )  # fmt: skip
 
 
@@ -125,6 +132,8 @@ class Pool:
         self.validators: dict[str, Worker] = {}
         self.by_key: dict[str, set[str]] = {}
         self.idle_validators: dict[str, Worker] = {}
+        self._versions: Counter[int] = Counter()
+        """Volunteers by the catalogue that they have."""
         self._idle: list[tuple[int, str]] = []
         self._offers: list[tuple[int, str]] = []
 
@@ -135,6 +144,7 @@ class Pool:
         self.by_key.setdefault(worker.record.key, set()).add(worker.id)
         if worker.role == "volunteer":
             bisect.insort(self._offers, (worker.offer, worker.id))
+            self._versions[worker.machine.catalogue] += 1
 
     def remove(self, worker: Worker) -> None:
         """A worker left."""
@@ -147,6 +157,9 @@ class Pool:
             del self.by_key[worker.record.key]
         if worker.role == "volunteer":
             del self._offers[bisect.bisect_left(self._offers, (worker.offer, worker.id))]
+            self._versions[worker.machine.catalogue] -= 1
+            if not self._versions[worker.machine.catalogue]:
+                del self._versions[worker.machine.catalogue]
 
     def index(self, worker: Worker, *, idle: bool) -> None:
         """Note whether a worker has a free slot, and its free memory."""
@@ -169,9 +182,17 @@ class Pool:
         """Idle volunteers with `need` bytes free."""
         return Idle(self, self._idle, bisect.bisect_left(self._idle, (need, "")))
 
-    def largest(self) -> int | None:
-        """Bytes that the largest volunteer not in quarantine offers; None when there is none."""
-        return next((offer for offer, name in reversed(self._offers) if not self.all[name].record.quarantined), None)
+    @property
+    def newest(self) -> int:
+        """Newest catalogue that a volunteer has; 0 while there is no volunteer."""
+        return max(self._versions, default=0)
+
+    def largest(self, needs: Needs = ANYBODY) -> int | None:
+        """Bytes that the largest volunteer not in quarantine offers that knows a program; None when there is none."""
+        if needs.catalogue > self.newest:
+            return None
+        able = (w for w in self.by_offer() if not w.record.quarantined and w.knows(needs))
+        return next((worker.offer for worker in able), None)
 
     def by_offer(self) -> Iterator[Worker]:
         """Volunteers, the largest first."""

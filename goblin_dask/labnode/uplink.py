@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Prepared:
     """A program with all that a submission says of it, computed once."""
 
-    __slots__ = ("digest", "encoded", "flops", "outputs", "peak", "program")
+    __slots__ = ("catalogue", "digest", "encoded", "flops", "outputs", "peak", "program")
 
     def __init__(self, program: Program):
         self.program = program
@@ -48,6 +48,7 @@ class Prepared:
         self.outputs = tuple(values[output] for output in program.outputs)
         self.flops = cost.flops(program)
         self.peak = cost.peak(program)
+        self.catalogue = program.catalogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ class GridLink:
             return
         if task.program.digest not in self._defined:
             self._defined.add(task.program.digest)
-            self._session.send(m.DefineProgram(task.program.digest, task.program.encoded))
+            self._session.send(m.DefineProgram(task.program.digest, task.program.encoded, task.program.catalogue))
         self._session.send(task.message)
 
     # --- of the session -----------------------------------------------------------------------------------------

@@ -328,6 +328,10 @@ class TaskLife:
             return self._fail("unsupported", "every volunteer has refused it")
         return []
 
+    def unknown(self, reason: str) -> list[Effect]:
+        """Nobody who is there knows its operators."""
+        return self._fail("unsupported", reason) if self.state == "open" and not self.running else []
+
     def cancel(self) -> list[Effect]:
         """Nobody wants it any more; uploads of an accepted result are the laboratory's already."""
         effects = self._close(None)

@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
@@ -101,8 +102,11 @@ def measure_flops() -> float:
     return 2 * SPEED_SIZE**3 / best
 
 
-def describe(limits: Limits, at_once: int = 1) -> Machine:
-    """Test and measure this machine, with the threads that are set; it works on `at_once` attempts at a time."""
+def describe(limits: Limits, at_once: int = 1, lacks: Iterable[str] = ()) -> Machine:
+    """Test and measure this machine, with the threads that are set.
+
+    It works on `at_once` attempts at a time; its array library `lacks` some operators of the catalogue.
+    """
     check_blas()
     names = ("numpy", "dask", "distributed", "goblin-dask")
     versions = {name: version(name) for name in names} | {"python": platform.python_version(), "blas": blas()}
@@ -116,6 +120,7 @@ def describe(limits: Limits, at_once: int = 1) -> Machine:
         cache=limits.cache,
         flops=measure_flops(),
         catalogue=CATALOGUE_VERSION,
+        lacks=tuple(sorted(lacks)),
     )
 
 

@@ -66,8 +66,8 @@ class Simulated:
             )
         )  # fmt: skip
 
-    def validator(self, name="v", *, lab="", slots=4, holding=()):
-        machine = m.Machine(f"host-{name}", slots=slots, memory=8 * 10**9)
+    def validator(self, name="v", *, lab="", slots=4, holding=(), **machine):
+        machine = m.Machine(f"host-{name}", slots=slots, memory=8 * 10**9, **machine)
         return self.do(e.WorkerJoined(name, "validator", "operator", "here", machine, tuple(holding), lab))
 
     def leave(self, name):
@@ -76,8 +76,8 @@ class Simulated:
     def lab(self, name="lab"):
         return self.do(e.LabJoined(name))
 
-    def submit(self, one, lab="lab"):
-        return self.do(e.TaskSubmitted(lab, one))
+    def submit(self, one, lab="lab", needs=e.ANYBODY):
+        return self.do(e.TaskSubmitted(lab, one, needs))
 
     def commit(self, d: e.Dispatch, outputs=None, *, worker=None, uploaded=False, held=()):
         outputs = (blob(f"out {d.task}"),) if outputs is None else outputs

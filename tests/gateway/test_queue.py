@@ -63,8 +63,8 @@ def test_memory_is_a_limit_and_small_workers_do_not_search():
     assert take(queue, 1 << 20, lambda item, entry: looked.append(item) or Fit.YES) == "small"
     assert looked == ["small"]
     assert take(queue, 1 << 20) is None
-    assert len(list(queue.larger(1 << 20))) == 1000
-    assert list(queue.larger(1 << 40)) == []
+    assert len(list(queue.beyond(1 << 20, 1))) == 1000
+    assert list(queue.beyond(1 << 40, 1)) == []
 
 
 def test_the_best_of_a_window():

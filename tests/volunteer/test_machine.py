@@ -54,6 +54,7 @@ def test_a_machine_describes_itself():
     assert (told.memory, told.cache, told.threads, told.slots) == (5, 6, 2, 2)
     assert told.flops > 1e8
     assert told.catalogue == CATALOGUE_VERSION
+    assert told.lacks == ()
     assert dict(told.versions)["numpy"] == np.__version__
     assert "blas" in dict(told.versions)
 
