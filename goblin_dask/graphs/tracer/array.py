@@ -122,7 +122,7 @@ class Tracer(NDArrayOperatorsMixin):
         raise NotTraceable("the function asks for the elements of an array (np.asarray)")
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
-        return np
+        return current().rebind(np)
 
     # --- shape and elements -------------------------------------------------------------------------------------
     @property
@@ -161,6 +161,11 @@ class Tracer(NDArrayOperatorsMixin):
     @property
     def device(self) -> str:
         return "cpu"
+
+    def to_device(self, device: str, /, *, stream: Any = None) -> Tracer:
+        if device != "cpu" or stream is not None:
+            raise ValueError(f"Unsupported device {device!r}, or a stream")
+        return self
 
     def __len__(self) -> int:
         if not self.shape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_compat.numpy
 import numpy
 import scipy.fft
 import scipy.linalg
@@ -14,6 +15,7 @@ from goblin_dask.graphs.tracer import casting
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import astype, tracer
 from goblin_dask.graphs.tracer.dispatch import routed, rule
+from goblin_dask.graphs.tracer.rebind import stand_in
 from goblin_dask.graphs.tracer.recorder import op, ops
 from goblin_dask.graphs.tracer.reductions import into
 
@@ -235,7 +237,51 @@ def matrix_power(a: Any, n: int) -> Any:
     return op("matrix_power", a, n=int(n))
 
 
-@rule(np.linalg.eig, np.linalg.eigvals, np.linalg.lstsq, np.linalg.matrix_rank, np.linalg.cond, np.linalg.pinv)
+@rule(np.linalg.pinv)
+def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._NoValue) -> Any:
+    a = _inexact(tracer(a))
+    if hermitian:
+        raise NotTraceable("np.linalg.pinv with hermitian=True")
+    if rcond is None and rtol is np._NoValue:
+        return op("pinv", a)
+    if 0 in a.shape:
+        return np.swapaxes(a, -1, -2)
+    if rcond is None:
+        rcond = max(a.shape[-2:]) * np.finfo(a.dtype).eps if rtol is None else rtol
+    u, s, vt = ops("svd", np.conjugate(a), full_matrices=False)
+    large = np.greater(s, np.multiply(tracer(rcond)[..., None], np.max(s, axis=-1, keepdims=True)))
+    s = np.where(large, np.true_divide(s.dtype.type(1), s), s.dtype.type(0))
+    return np.matmul(np.swapaxes(vt, -1, -2), np.multiply(s[..., None], np.swapaxes(u, -1, -2)))
+
+
+@rule(np.linalg.matrix_rank)
+def matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Any:
+    a = _inexact(tracer(A))
+    if hermitian or a.ndim < 2 or 0 in a.shape or isinstance(tol, Tracer) or np.ndim(tol):
+        raise NotTraceable("np.linalg.matrix_rank of no matrix, with hermitian=True or with several tolerances")
+    if rtol is None:
+        return op("matrix_rank", a, tol=None if tol is None else float(tol))
+    s = op("svdvals", a)
+    return np.count_nonzero(np.greater(s, np.max(s, axis=-1, keepdims=True) * tracer(rtol)[..., None]), axis=-1)
+
+
+@rule(np.cross, np.linalg.cross)
+def cross(a: Any, b: Any, /, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Any:
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    a, b = tracer(a), tracer(b)
+    a, b = np.moveaxis(a, axisa, -1), np.moveaxis(b, axisb, -1)
+    if a.shape[-1] != 3 or b.shape[-1] != 3:
+        raise NotTraceable("np.cross of vectors that have not three components")
+    (a0, a1, a2), (b0, b1, b2) = ([each[..., i] for i in range(3)] for each in (a, b))
+    parts = [a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0]
+    return np.moveaxis(np.stack(parts, axis=-1), -1, axisc)
+
+
+stand_in(array_api_compat.numpy.linalg.solve)(solve)
+
+
+@rule(np.linalg.eig, np.linalg.eigvals, np.linalg.lstsq, np.linalg.cond)
 def _unknown(a: Any, *args: Any, **kwargs: Any) -> Any:
     raise NotTraceable("this decomposition is not in the catalogue, or its shape or dtype depends on data")
 

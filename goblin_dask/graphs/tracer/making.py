@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_compat.numpy
 import numpy
 
 from goblin_dask.errors import NotTraceable
@@ -12,7 +13,7 @@ from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import astype, broadcast_to, contains_tracer, tracer
 from goblin_dask.graphs.tracer.dispatch import known, rule
 from goblin_dask.graphs.tracer.rebind import stand_in
-from goblin_dask.graphs.tracer.recorder import op
+from goblin_dask.graphs.tracer.recorder import current, op
 
 np: Any = numpy
 """NumPy, to be called with tracers, which its annotations do not know."""
@@ -50,8 +51,20 @@ def array(
     if isinstance(result, Tracer):
         if result.ndim < ndmin:
             result = casting.reshape(result, (1,) * (ndmin - result.ndim) + result.shape)
-        return result.copy() if copy and result is a else result
+        return result.copy() if copy in (True, np._CopyMode.ALWAYS) and result is a else result
     return result
+
+
+@stand_in(np.from_dlpack)
+def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
+    """`numpy.from_dlpack` of one of NumPy's arrays."""
+    return asarray(x)
+
+
+@stand_in(array_api_compat.array_namespace)
+def array_namespace(*arrays: Any, api_version: str | None = None, use_compat: bool | None = None) -> Any:
+    """`array_api_compat.array_namespace`, to which tracers are NumPy's arrays."""
+    return current().rebind(np if use_compat is False else array_api_compat.numpy)
 
 
 @rule(np.asarray, np.asanyarray, np.ascontiguousarray, np.asfortranarray)

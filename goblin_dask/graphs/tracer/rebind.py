@@ -27,7 +27,7 @@ from goblin_dask.errors import NotTraceable
 STAND_INS: dict[int, Any] = {}
 """By the identity of the original; filled by `stand_in`."""
 _ORIGINALS: list[Any] = []
-_MODULES = frozenset({"numpy", "scipy"})
+_MODULES = frozenset({"numpy", "scipy", "array_api_compat"})
 _RANDOM = frozenset({"numpy.random", "random", "secrets", "uuid"})
 
 

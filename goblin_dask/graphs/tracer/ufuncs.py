@@ -90,6 +90,8 @@ def _call(ufunc: numpy.ufunc, inputs: tuple[Any, ...], out: tuple[Any, ...] | No
     kwargs.pop("order", None)
     if ufunc is np.matmul:
         result: Any = _matmul(inputs, casting, kwargs)
+    elif ufunc is np.vecdot:
+        result = _vecdot(inputs, casting, kwargs)
     elif ufunc.signature is not None:
         raise NotTraceable(f"np.{ufunc.__name__} is not in the catalogue")
     else:
@@ -172,3 +174,12 @@ def _matmul(inputs: tuple[Any, ...], casting: str, kwargs: dict[str, Any]) -> Tr
     operands = tuple(map(tracer, inputs))
     *dtypes, target = resolve(np.matmul, operands, casting, kwargs)
     return astype(op("matmul", *(astype(each, dtype) for each, dtype in zip(operands, dtypes, strict=True))), target)
+
+
+def _vecdot(inputs: tuple[Any, ...], casting: str, kwargs: dict[str, Any]) -> Tracer:
+    if kwargs.pop("axes", None) is not None:
+        raise NotTraceable("np.vecdot with axes=")
+    axis = kwargs.pop("axis", -1)
+    operands = tuple(np.moveaxis(tracer(each), axis, -1) for each in inputs)
+    *dtypes, target = resolve(np.vecdot, operands, casting, kwargs)
+    return astype(op("vecdot", *(astype(each, dtype) for each, dtype in zip(operands, dtypes, strict=True))), target)
