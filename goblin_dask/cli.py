@@ -221,6 +221,43 @@ def demo(size: int, volunteers: int) -> None:
             click.echo(note(job._refresh()))
 
 
+@goblin.command()
+@click.argument("pattern", default="*")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def ops(pattern: str, as_json: bool) -> None:
+    """List the operators that volunteers compute: all, those whose names contain PATTERN, or match it (conv*, *_3d)."""
+    from fnmatch import fnmatchcase
+
+    from goblin_dask.graphs.operators import CATALOGUE, CATALOGUE_VERSION
+
+    glob = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "kinds": sorted(kind.name.lower() for kind in operator.kinds),
+            "operands": operator.arity,
+            "attributes": list(operator.attributes),
+            "check": operator.check,
+            "since": operator.since,
+            "summary": operator.summary,
+        }
+        for name, operator in sorted(CATALOGUE.items())
+        if fnmatchcase(name, glob)
+    ]
+    if not rows:
+        raise click.ClickException(f"no operator matches {pattern!r}: `goblin ops` lists all {len(CATALOGUE)}")
+    if as_json:
+        click.echo(json.dumps({"catalogue": CATALOGUE_VERSION, "operators": rows}, indent=1))
+        return
+    lines = [["name", "kinds", "operands", "attributes", "check", "since", "summary"]]
+    for row in rows:
+        row["operands"] = "any" if row["operands"] is None else row["operands"]
+        lines.append([" ".join(cell) or "-" if isinstance(cell, list) else str(cell) for cell in row.values()])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        click.echo("  ".join(map(str.ljust, line, widths)).rstrip())
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
 class _sentences:
     """Turns the project's errors into one sentence and exit status 1."""

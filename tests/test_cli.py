@@ -1,5 +1,6 @@
 """The command line."""
 
+import json
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from goblin_dask.cli import goblin
+from goblin_dask.graphs.operators import CATALOGUE, CATALOGUE_VERSION
 from goblin_dask.testing.inprocess import InProcessGrid
 
 
@@ -17,9 +19,41 @@ def run(*arguments):
 def test_helps():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "gateway", "lab", "status", "validator", "volunteer"):
+    for command in ("demo", "gateway", "lab", "ops", "status", "validator", "volunteer"):
         assert command in result.output
     assert "not encrypted" in result.output
+
+
+def test_operators_are_listed():
+    lines = run("ops").output.splitlines()
+    assert lines[0].split() == ["name", "kinds", "operands", "attributes", "check", "since", "summary"]
+    assert [line.split()[0] for line in lines[1:]] == sorted(CATALOGUE)
+    (row,) = [line for line in lines if line.startswith("matmul ")]
+    assert row.split()[1:4] == ["contraction", "2", "-"]
+    assert row.endswith(CATALOGUE["matmul"].summary)
+    assert row.index(CATALOGUE["matmul"].summary) == lines[0].index("summary")
+
+
+def test_operators_are_found_by_a_part_of_their_name_or_a_pattern():
+    named = run("ops", "matr").output.splitlines()
+    assert [line.split()[0] for line in named[1:]] == ["matrix_power", "matrix_rank"]
+    matched = json.loads(run("ops", "a*n", "--json").output)
+    assert matched["catalogue"] == CATALOGUE_VERSION
+    found = {row["name"]: row for row in matched["operators"]}
+    assert {"atan", "asin"} <= found.keys() == {name for name in CATALOGUE if name[0] == "a" and name[-1] == "n"}
+    assert found["asin"] == {
+        "name": "asin",
+        "kinds": ["elementwise"],
+        "operands": 1,
+        "attributes": [],
+        "check": "recompute",
+        "since": 1,
+        "summary": "Inverse sine.",
+    }
+    assert json.loads(run("ops", "concat", "--json").output)["operators"][0]["operands"] is None
+    refused = run("ops", "frobnicate")
+    assert refused.exit_code == 1
+    assert refused.output.startswith("Error: no operator matches 'frobnicate'")
 
 
 def test_is_a_command_of_dask():
