@@ -14,11 +14,12 @@ from goblin_dask.graphs.operators import CATALOGUE
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_page_of_operators_is_current():
+def test_the_generated_pages_are_current():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     assert (ROOT / "docs" / "operators.md").read_text() == generate.operators(), "run `make docs`"
+    assert (ROOT / "docs" / "array-api.md").read_text() == generate.array_api(), "run `make docs`"
     assert len(CATALOGUE) >= 70
 
 
