@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.capture.dask_internals import (
     Alias,
@@ -262,6 +264,8 @@ def arrays_of(value: Any) -> list[Any]:
 def check_declared(array: Declared, specs: Mapping[Key, Any]) -> None:
     """Refuse a dask array one of whose blocks is not what the array says of it.
 
+    Another precision is none of our business: Dask's own `percentile` of float32 is float64, and says float32.
+
     Parameters
     ----------
     array : Declared
@@ -278,7 +282,8 @@ def check_declared(array: Declared, specs: Mapping[Key, Any]) -> None:
         if not isinstance(spec, ArraySpec):
             continue
         known = all(math.isnan(said) or said == size for said, size in zip(shape, spec.shape, strict=False))
-        if len(shape) != len(spec.shape) or not known or spec.dtype != array.dtype:
+        kinds = {np.dtype(name).kind for name in (spec.dtype, array.dtype)}
+        if len(shape) != len(spec.shape) or not known or len(kinds) > 1:
             raise InputError(
                 f"block {key[1:]} of {key[0]} is declared {array.dtype} {shape}, but its function returns "  # type: ignore[index]
                 f"{spec.dtype} {spec.shape}; give map_blocks the right dtype= and chunks="

@@ -123,7 +123,12 @@ def test_blocks_unlike_their_declaration_have_the_specs_that_they_have():
     assert {(spec.shape, spec.dtype) for spec in (plan.specs[key] for key in plan.keys)} == {((2,), "float32")}
     with pytest.raises(InputError, match=r"declared int64 \(3,\), but its function returns float32 \(2,\)"):
         check_declared(declared(collection), plan.specs)
-    check_declared(declared(x + 1), lower(Request.of_collections([x + 1]), None).specs)
+    wrong = x.map_blocks(lambda b: b.astype("f4"), dtype="i8")
+    with pytest.raises(InputError, match=r"declared int64 \(3,\), but its function returns float32 \(3,\)"):
+        check_declared(declared(wrong), lower(Request.of_collections([wrong]), None).specs)
+    percentile = da.percentile(x.astype("f4"), [50])  # Dask's own is float64 and says float32
+    for fine in (x + 1, percentile, x.map_blocks(lambda b: b.astype("f4"), dtype="f8")):
+        check_declared(declared(fine), lower(Request.of_collections([fine]), None).specs)
 
 
 def test_one_name_for_different_data_is_refused():
