@@ -15,6 +15,7 @@ from goblin_dask.graphs.operators import (
     indexing,
     linalg,
     movement,
+    parts,
     reductions,
     sorting,
 )
@@ -23,10 +24,23 @@ from goblin_dask.graphs.operators.base import Kind, Operator
 CATALOGUE_VERSION = 2
 """Raised with every release that makes an existing program mean something else, or that adds an operator.
 
-1: what dask.array programs need. 2: neural networks.
+1: what dask.array programs need. 2: neural networks, parts of random arrays.
 """
 
-_MODULES = (elementwise, reductions, contraction, movement, filling, sorting, counting, indexing, linalg, fft, creation)
+_MODULES = (
+    elementwise,
+    reductions,
+    contraction,
+    movement,
+    filling,
+    sorting,
+    counting,
+    indexing,
+    linalg,
+    fft,
+    creation,
+    parts,
+)
 
 CATALOGUE: Mapping[str, Operator] = MappingProxyType(
     {operator.name: operator for module in _MODULES for operator in module.OPERATORS}

@@ -85,7 +85,7 @@ def _bits(key: Array, count: int) -> Any:
     return np.random.Philox(key=np.asarray(host)).random_raw(count)
 
 
-def _unit(bits: Any, dtype: Any) -> Any:
+def unit(bits: Any, dtype: Any) -> Any:
     """Uniform in [0, 1) from the upper bits, exactly."""
     if dtype.name == "float32":
         return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
@@ -94,7 +94,7 @@ def _unit(bits: Any, dtype: Any) -> Any:
 
 def _uniform(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
     shape, dtype = attributes["shape"], DTYPES[attributes["dtype"]]
-    return (xp.asarray(_unit(_bits(operands[0], math.prod(shape)), dtype).reshape(shape)),)
+    return (xp.asarray(unit(_bits(operands[0], math.prod(shape)), dtype).reshape(shape)),)
 
 
 def _normal(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
@@ -102,7 +102,7 @@ def _normal(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Arra
     shape, dtype = attributes["shape"], DTYPES[attributes["dtype"]]
     count = math.prod(shape)
     half = (count + 1) // 2
-    uniform = _unit(_bits(operands[0], 2 * half), np.dtype("float64"))
+    uniform = unit(_bits(operands[0], 2 * half), np.dtype("float64"))
     radius, angle = np.sqrt(-2.0 * np.log1p(-uniform[:half])), 2.0 * np.pi * uniform[half:]
     normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
     return (xp.asarray(normal.astype(dtype).reshape(shape)),)
