@@ -110,10 +110,11 @@ def test_the_table_is_the_standard():
 @pytest.mark.full
 @pytest.mark.parametrize("name", CALLS)
 def test_every_function(name, full, report):
-    computed = []
+    computed, drawings = [], []
 
     def test(given):
         args, kwargs = given
+        drawings.append(1)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of degrees of freedom
             try:
@@ -135,7 +136,7 @@ def test_every_function(name, full, report):
     drawn(full, 200, 6, CALLS[name], test)
     if full:
         report(f"{name:24} {len(computed)} calls agree")
-    assert len(computed) >= (50 if full else 1)
+    assert 2 * len(computed) >= len(drawings), "most arguments must be the standard's"
 
 
 @pytest.mark.parametrize("name", IN_THE_LABORATORY)
