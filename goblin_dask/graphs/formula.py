@@ -14,18 +14,16 @@ import keyword
 import math
 import operator
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
 
 from goblin_dask.errors import InputError
-from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, UFUNCS
-from goblin_dask.graphs.tracer.ufuncs import SPECIAL
+from goblin_dask.graphs.functions import SYNONYMS, functions
+from goblin_dask.graphs.operators import CATALOGUE
 
 LONGEST = 10_000
 """Characters of a formula."""
@@ -221,20 +219,6 @@ def formula(text: str) -> Formula:
     return Formula(text)
 
 
-@cache
-def functions() -> dict[str, tuple[int, Callable[..., Any]]]:
-    """Functions that formulas may call: the catalogue's name, the number of arguments, NumPy's or SciPy's function."""
-    known: dict[str, Any] = {name: ufunc for ufunc, name in [*SPECIAL.items(), *UFUNCS.items()]}
-    found = {}
-    for name in sorted(ELEMENTWISE):
-        declared = CATALOGUE[name]
-        function = known.get(name) or getattr(np, name, None)
-        wanted = set(declared.attributes) - set(declared.defaults)
-        if function is not None and declared.outputs == 1 and declared.arity is not None and not wanted:
-            found[name] = (declared.arity, function)
-    return found
-
-
 # --- translation ------------------------------------------------------------------------------------------------
 def _translate(text: str) -> tuple[_Step, ...]:
     if len(text) > LONGEST:
@@ -396,8 +380,7 @@ def _call(node: ast.Call, column: int) -> _Step:
         raise _Fault(f"{name} takes its arguments by their places, not by name")
     if len(node.args) != arity:
         raise _Fault(f"{name} takes {arity} argument{'s' * (arity != 1)}, got {len(node.args)}")
-    apply = function if isinstance(function, np.ufunc) else _dispatched(function)
-    return _Step(column, name, arity, apply)
+    return _Step(column, name, arity, function)
 
 
 def _unknown(name: str, known: dict[str, Any]) -> str:
@@ -405,8 +388,7 @@ def _unknown(name: str, known: dict[str, Any]) -> str:
         more = CATALOGUE[name].outputs != 1
         reason = "has several results" if more else "is not elementwise, or takes more than arrays"
         return f"{name} {reason}: a formula has one result, computed element by element"
-    synonyms = {ufunc.__name__: operator for ufunc, operator in [*UFUNCS.items(), *SPECIAL.items()]}
-    suggestion = f"; did you mean {synonyms[name]}?" if synonyms.get(name) in known else _similar(name, known)
+    suggestion = f"; did you mean {SYNONYMS[name]}?" if SYNONYMS.get(name) in known else _similar(name, known)
     return f"there is no function {_short(name)}{suggestion}"
 
 
@@ -439,19 +421,6 @@ def _folded(steps: list[_Step]) -> tuple[_Step, ...]:
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------
-def _dispatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is no ufunc: NumPy's own dispatch does not reach xarray's objects."""
-
-    def apply(*operands: Any) -> Any:
-        xarray = sys.modules.get("xarray")
-        if xarray is None or not any(isinstance(each, xarray.DataArray | xarray.Dataset) for each in operands):
-            return function(*operands)
-        join = xarray.get_options()["arithmetic_join"]
-        return xarray.apply_ufunc(function, *operands, dask="allowed", join=join, dataset_join=join)
-
-    return apply
-
-
 def _array(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return np.bool_(value)
@@ -471,5 +440,5 @@ def _described(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value[:61] if isinstance(value, str) else value)
+    text = " ".join(repr(value[:61] if isinstance(value, str) else value).split())
     return text if len(text) <= 60 else text[:59] + "…"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import goblin_dask as goblin
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.capture import selfcheck
-from goblin_dask.graphs.formula import CONSTANTS, formula, functions
+from goblin_dask.graphs.formula import CONSTANTS, formula
+from goblin_dask.graphs.functions import functions
 from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE
 from goblin_dask.graphs.trace import trace
 from goblin_dask.messages import ArraySpec
@@ -25,6 +26,7 @@ from goblin_dask.testing.inprocess import InProcessGrid
 GAUSS = "a * exp(-(x - mu)**2 / (2 * s**2))"
 X = np.linspace(-2, 2, 12).reshape(3, 4)
 NAMESPACE = {name: function for name, (_, function) in functions().items()} | CONSTANTS
+"""The functions are NumPy's and SciPy's own, which `test_functions_are_numpys` tests."""
 
 
 def test_a_formula_names_its_variables_in_their_order():
@@ -101,6 +103,13 @@ def test_every_elementwise_operator_is_a_function_or_says_why_not():
         with pytest.raises(InputError, match=rf"^column 1: {name} (has several results|is not elementwise|takes)"):
             formula(f"{name}({arguments})")
     assert len(functions()) >= 90
+
+
+def test_functions_are_numpys():
+    assert NAMESPACE["exp"] is np.exp
+    assert NAMESPACE["erf"] is scipy.special.erf
+    assert NAMESPACE["where"].function is np.where
+    assert {type(each).__name__ for each in NAMESPACE.values()} <= {"ufunc", "Labelled", "float"}
 
 
 @pytest.mark.parametrize("name", functions())
