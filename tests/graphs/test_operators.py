@@ -10,7 +10,7 @@ import pytest
 from goblin_dask.errors import InputError, ProgramError
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.graphs.execute import execute
-from goblin_dask.graphs.operators import CATALOGUE, CONTRACTION, ELEMENTWISE, FFT, LINALG, UFUNCS, of_kind
+from goblin_dask.graphs.operators import CATALOGUE, CONTRACTION, ELEMENTWISE, FFT, LINALG, NEURAL, UFUNCS, of_kind
 from goblin_dask.graphs.operators.base import Kind
 from goblin_dask.graphs.program import decode, encode
 from goblin_dask.messages import ArraySpec
@@ -18,7 +18,7 @@ from goblin_dask.messages import ArraySpec
 from .references import reference
 
 WITHOUT_REFERENCE = {"random_normal", "random_bits_part", "random_uniform_part", "random_normal_part"}
-"""Tested by its moments and by its bits' origin below; parts against the whole in `test_parts`."""
+"""The first: tested by its moments and by its bits' origin below; parts against the whole in `test_parts`."""
 DATA_DEPENDENT = {"pow", "nanargmax", "nanargmin", "cholesky", "inv", "solve"}
 """Operators that refuse some numbers, as NumPy does."""
 TOLERANT = (CONTRACTION | LINALG | FFT) - {"outer"}

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from goblin_dask.graphs.operators import (
+    activation,
     contraction,
+    convolution,
     counting,
     creation,
     elementwise,
@@ -16,6 +18,7 @@ from goblin_dask.graphs.operators import (
     linalg,
     movement,
     parts,
+    pooling,
     reductions,
     sorting,
 )
@@ -40,6 +43,9 @@ _MODULES = (
     fft,
     creation,
     parts,
+    activation,
+    convolution,
+    pooling,
 )
 
 CATALOGUE: Mapping[str, Operator] = MappingProxyType(
@@ -65,3 +71,4 @@ LINALG = of_kind(Kind.LINALG)
 FFT = of_kind(Kind.FFT)
 RANDOM = of_kind(Kind.RANDOM)
 CREATION = of_kind(Kind.CREATION)
+NEURAL = of_kind(Kind.NEURAL)

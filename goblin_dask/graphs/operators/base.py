@@ -44,6 +44,7 @@ class Kind(enum.Enum):
     FFT = "discrete Fourier transforms"
     RANDOM = "counter-based random numbers; the key is an operand"
     CREATION = "no array operand"
+    NEURAL = "layers of neural networks, under ATen's names"
 
 
 def _elements(specs: Specs, outputs: Specs, attributes: Attributes) -> float:
