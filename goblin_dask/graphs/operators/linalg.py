@@ -272,8 +272,9 @@ def _cholesky(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Ar
 
 
 def _lu(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
-    parts = _scipy_linalg(xp).lu(operands[0], check_finite=False)
-    return tuple(c_order(xp, part) for part in parts)
+    permutation, lower, upper = _scipy_linalg(xp).lu(operands[0], check_finite=False)
+    # SciPy's of a single complex number is complex.
+    return tuple(c_order(xp, part) for part in (permutation.real, lower, upper))
 
 
 def _pinv(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
@@ -391,7 +392,13 @@ OPERATORS: tuple[Operator, ...] = (
         attributes={"upper": Bool(False)},
     ),
     _op(
-        "lu", "Permutation, unit lower and upper triangular factor.", _infer_lu, _lu, _examples(*ANY), 2 / 3, outputs=3
+        "lu",
+        "Permutation, unit lower and upper triangular factor.",
+        _infer_lu,
+        _lu,
+        _examples(*ANY, (1, 1)),
+        2 / 3,
+        outputs=3,
     ),
     _op("solve", "Solution of linear equations.", _infer_solve, _of_numpy("solve"), _examples_solve(True), 1, arity=2),
     _op(

@@ -182,6 +182,7 @@ def _statistic(name: str) -> Callable[..., tuple[Array, ...]]:
     def kernel(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array, ...]:
         array, more = operands[0], {}
         axes = axes_of(attributes, array.ndim)
+        function = getattr(xp, name if array.size else name.removeprefix("nan"))  # whose empty results are of any dtype
         if len(operands) == 2:
             more["method"] = attributes["method"]
         hidden = None
@@ -190,7 +191,7 @@ def _statistic(name: str) -> Callable[..., tuple[Array, ...]]:
             if bool(xp.any(missing)):  # NumPy warns of a slice of NaN alone
                 hidden = missing
                 array = xp.where(missing, xp.zeros((), array.dtype), array)
-        result = getattr(xp, name)(array, *operands[1:], axis=axes, keepdims=attributes["keepdims"], **more)
+        result = function(array, *operands[1:], axis=axes, keepdims=attributes["keepdims"], **more)
         if hidden is not None:
             shape = reduced(array.shape, axes, attributes["keepdims"])
             result = xp.where(hidden.reshape(shape), xp.asarray(np.nan, dtype=result.dtype), result)
