@@ -169,7 +169,7 @@ REFERENCES = {
     "svd": lambda x, a: tuple(np.linalg.svd(x, full_matrices=a.get("full_matrices", True))),
     "svdvals": lambda x, a: np.linalg.svd(x, compute_uv=False),
     "cholesky": lambda x, a: np.linalg.cholesky(x, upper=a.get("upper", False)),
-    "lu": lambda x, a: scipy.linalg.lu(x),
+    "lu": lambda x, a: tuple(part if i else part.real for i, part in enumerate(scipy.linalg.lu(x))),
     "solve": lambda x, y, a: np.linalg.solve(x, y),
     "solve_triangular": lambda x, y, a: scipy.linalg.solve_triangular(x, y, **a),
     **{
