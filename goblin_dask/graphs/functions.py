@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from goblin_dask.graphs.apply import apply
-from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, UFUNCS
+from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, UFUNCS, activation
 from goblin_dask.graphs.tracer.ufuncs import SPECIAL
 
 SYNONYMS: Mapping[str, str] = {ufunc.__name__: name for ufunc, name in [*UFUNCS.items(), *SPECIAL.items()]}
@@ -50,7 +50,8 @@ def functions() -> dict[str, tuple[int, Callable[..., Any]]]:
     """Of each elementwise operator with one result, by its name: the number of arguments, and the function."""
     known: dict[str, Any] = {name: ufunc for ufunc, name in [*SPECIAL.items(), *UFUNCS.items()]}
     found: dict[str, tuple[int, Callable[..., Any]]] = {}
-    for name in sorted(ELEMENTWISE):
+    layers = {operator.name for operator in activation.OPERATORS if operator.arity == 1}
+    for name in sorted(ELEMENTWISE | layers):
         operator = CATALOGUE[name]
         wanted = set(operator.attributes) - set(operator.defaults)
         if operator.outputs == 1 and operator.arity is not None and not wanted:

@@ -150,6 +150,21 @@ def test_on_dask_and_xarray():
     assert isinstance(mixed(xr.Dataset({"v": table}), 1.0), xr.Dataset)
 
 
+def test_activation_functions_of_networks():
+    made = formula("gelu(x) + relu(y) * sigmoid(x)")
+    expected = 0.5 * X * (1 + scipy.special.erf(X / np.sqrt(2))) + np.maximum(X[0], 0) * scipy.special.expit(X)
+    np.testing.assert_allclose(made(X, X[0]), expected, rtol=1e-14, atol=1e-16)
+    lazy = made(da.from_array(X, chunks=2), X[0])
+    np.testing.assert_array_equal(lazy.compute(scheduler="sync"), made(X, X[0]))
+    table = made(xr.DataArray(X, dims=("t", "u")).chunk(t=2), 0.5)
+    assert isinstance(table, xr.DataArray)
+    np.testing.assert_array_equal(table.compute(scheduler="sync").values, made(X, 0.5))
+    traced = trace(made, (ArraySpec((3, 4), "float32"), ArraySpec((4,), "float32")))
+    assert {"gelu", "relu", "sigmoid"} <= {node.operator for node in traced.program.nodes}
+    with pytest.raises(InputError, match="column 1: gelu of "):
+        formula("gelu(x)")(np.arange(3))
+
+
 def test_on_volunteers(tmp_path):
     x = da.from_array(np.linspace(-2, 2, 4096).reshape(64, 64), chunks=(32, 32))
     made = formula("where(-1 < x < 1, a * exp(-(x - mu)**2 / 2), erf(x)) + (x > 0.5)")
