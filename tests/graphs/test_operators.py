@@ -17,8 +17,8 @@ from goblin_dask.messages import ArraySpec
 
 from .references import reference
 
-WITHOUT_REFERENCE = {"random_normal", "random_bits_part", "random_uniform_part", "random_normal_part"}
-"""The first: tested by its moments and by its bits' origin below; parts against the whole in `test_parts`."""
+WITHOUT_REFERENCE = {"random_normal", "random_bits_part", "random_uniform_part", "random_normal_part"} | NEURAL
+"""Tested by its moments and by its bits' origin below; parts against the whole in `test_parts`; layers by PyTorch."""
 DATA_DEPENDENT = {"pow", "nanargmax", "nanargmin", "cholesky", "inv", "solve"}
 """Operators that refuse some numbers, as NumPy does."""
 TOLERANT = (CONTRACTION | LINALG | FFT) - {"outer"}

@@ -7,19 +7,23 @@ from types import MappingProxyType
 
 from goblin_dask.graphs.operators import (
     activation,
+    batches,
     contraction,
     convolution,
     counting,
     creation,
     elementwise,
+    embedding,
     fft,
     filling,
     indexing,
     linalg,
     movement,
+    normalization,
     parts,
     pooling,
     reductions,
+    scattering,
     sorting,
 )
 from goblin_dask.graphs.operators.base import Kind, Operator
@@ -46,6 +50,10 @@ _MODULES = (
     activation,
     convolution,
     pooling,
+    normalization,
+    batches,
+    scattering,
+    embedding,
 )
 
 CATALOGUE: Mapping[str, Operator] = MappingProxyType(
