@@ -23,7 +23,7 @@ UNSURE = {"gelu", "hardtanh_backward"}
 """Where ATen gives for an infinity or NaN one thing or another, by where in the array it is."""
 COARSE = {"hardsigmoid_backward": 1e-7, "native_layer_norm_backward": 1e-11}
 """Where ATen computes float64 with a constant of float32; where rows of one element divide zero by almost zero."""
-LACKING = {"uint16", "uint32", "uint64"}
+LACKING = {"uint16", "uint32", "uint64", "complex64", "complex128"}
 """Dtypes with which ATen computes next to nothing on CPUs."""
 NOT_ATEN: set[str] = set()
 """Operators that ATen lacks; each has a test of its own below."""
@@ -95,6 +95,7 @@ DERIVED: dict[str, Any] = {
     "HxW": lambda o, a: int(np.prod(o[0].shape[2:])),
     **{name: lambda o, a: False for name in ("sparse", "sparse_grad", "scale_grad_by_freq")},
     "padding_idx": lambda o, a: -1,
+    "output_size": lambda o, a: list(o[0].shape[2:]),
     "training": lambda o, a: True,
     "momentum": lambda o, a: 0.1,
     "bias_sizes": lambda o, a: [o[2].shape[1] * a["groups"] if a["transposed"] else o[2].shape[0]],

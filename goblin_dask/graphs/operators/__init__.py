@@ -23,6 +23,7 @@ from goblin_dask.graphs.operators import (
     parts,
     pooling,
     reductions,
+    resampling,
     scattering,
     sorting,
 )
@@ -54,6 +55,7 @@ _MODULES = (
     batches,
     scattering,
     embedding,
+    resampling,
 )
 
 CATALOGUE: Mapping[str, Operator] = MappingProxyType(
