@@ -135,7 +135,9 @@ def _forward(xp: Any, x: Array, weight: Array, w: Windows, groups: int, bias: Ar
                 result[part] += bias.reshape(groups, -1, 1)
         else:
             product = xp.matmul(matrix, columns)
-            result[part] = product if bias is None else product + bias.reshape(groups, -1, 1)
+            if bias is not None:
+                product += bias.reshape(groups, -1, 1)
+            result[part] = product
     return result.reshape(images, weight.shape[0], *w.outs)
 
 
