@@ -90,6 +90,10 @@ class _Outstanding:
     program: Prepared
     orders: dict[Future[Accepted], Order] = field(default_factory=dict)
     accepting: bool = False
+    withdrawn: bool = False
+    """The result that is being taken over was withdrawn meanwhile, and is not to be used."""
+    again: m.TaskAccepted | None = None
+    """What was accepted since, in its place."""
 
 
 @dataclass(slots=True)
@@ -251,10 +255,7 @@ class GridLink:
     def _unwanted(self, name: Digest, future: Future[Accepted]) -> None:
         task = self._tasks.get(name)
         if task is not None and task.orders.pop(future, None) is not None and not task.orders and not task.accepting:
-            del self._tasks[name]
-            self._data.forget(name)
-            if self._session is not None and not self._session.closed:
-                self._session.send(m.CancelTask(name))
+            self._abandon(name)
 
     def _send(self, task: _Outstanding) -> None:
         if self._session is None or self._session.closed:
@@ -333,8 +334,12 @@ class GridLink:
 
     def _accept(self, message: m.TaskAccepted) -> None:
         task = self._tasks.get(message.task)
-        if task is None or task.accepting:
-            return  # a repetition, or nobody wants it any more
+        if task is None:
+            return  # nobody wants it any more
+        if task.accepting:
+            if task.withdrawn:
+                task.again = message
+            return  # else a repetition
         if tuple(ref.spec for ref in message.outputs) != task.message.outputs:
             raise WireError(f"task {message.task} was accepted with outputs that its program does not have")
         inline = _inline(message.outputs)
@@ -352,7 +357,26 @@ class GridLink:
             logger.exception("the accepted outputs of task %s cannot be kept", message.task)
             self._fail(message.task, NotOnGrid(f"its verified result could not be kept: {error}"))
         else:
-            self._finish(message, task, tuple(map(from_wire, message.outputs)))
+            if task.withdrawn:
+                self._go_on(message.task, task)
+            else:
+                self._finish(message, task, tuple(map(from_wire, message.outputs)))
+
+    def _go_on(self, name: Digest, task: _Outstanding) -> None:
+        """What was just taken over does not count: the task waits for the next result, or has it already."""
+        again, task.again = task.again, None
+        task.accepting = task.withdrawn = False
+        if again is not None:
+            self._accept(again)
+        elif not task.orders:
+            self._abandon(name)
+
+    def _abandon(self, name: Digest) -> None:
+        """Nobody wants the task any more."""
+        del self._tasks[name]
+        self._data.forget(name)
+        if self._session is not None and not self._session.closed:
+            self._session.send(m.CancelTask(name))
 
     async def _relay(self, request: m.RelayRequest) -> None:
         try:
@@ -377,6 +401,10 @@ class GridLink:
     def _reopened(self, name: Digest) -> None:
         """An unchecked result is withdrawn, for its volunteer was wrong elsewhere; the grid goes on with the task."""
         self._ledger.withdraw(name)
+        task = self._tasks.get(name)
+        if task is not None and task.accepting:
+            task.withdrawn, task.again = True, None
+            return
         kept = self._unchecked.pop(name, None)
         if kept is None:
             if name not in self._tasks and self._session is not None and not self._session.closed:

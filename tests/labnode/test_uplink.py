@@ -8,10 +8,11 @@ import dask.array as da
 import numpy as np
 import pytest
 
+from goblin_dask.digest import digest
 from goblin_dask.errors import InputError, Refused
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.labnode.uplink import Order, Prepared
-from goblin_dask.messages import ArraySpec, Check, Policy
+from goblin_dask.messages import ArraySpec, BlobRef, Check, Policy
 from goblin_dask.store.chunks import load_array, store_array
 from goblin_dask.testing.inprocess import InProcessGrid
 from goblin_dask.verify.policy import UNCHECKED
@@ -129,6 +130,62 @@ def test_a_result_accepted_unchecked_can_be_checked_later(grid, gate):
     grid.run_in_lab(settle())
     with pytest.raises(Refused, match="nobody waits"):
         grid.node._link._data.permits.open(gate.works[-1].grant, unchecked.outputs[0].digest)
+
+
+@pytest.mark.parametrize("checked_meanwhile", [False, True])
+def test_a_result_withdrawn_while_it_is_taken_over_is_not_used(tmp_path, monkeypatch, double, checked_meanwhile):
+    """Its blobs are still being moved when its volunteer is proven wrong elsewhere."""
+
+    def tamper(number, runner):
+        compute = runner._compute
+
+        def lie(program, inputs, attempt):
+            outputs, seconds = compute(program, inputs, attempt)
+            for output in outputs:
+                if output.ref.inline is not None:
+                    data = np.frombuffer(output.ref.inline, output.ref.spec.dtype) + 1
+                    output.ref = BlobRef(digest(data), output.ref.spec, output.ref.nbytes, data.tobytes())
+            return outputs, seconds
+
+        runner._compute = lie
+
+    builder = Builder()
+    x = builder.input(ArraySpec((20_000,), "float64"))
+    large = Prepared(builder.finish(builder.add("add", (x, x)))[0])
+    with InProcessGrid(volunteers=1, directory=tmp_path, tamper=tamper) as grid:
+        link, data = grid.node._link, grid.node._link._data
+        taking, go_on, withdrawn, again = (threading.Event() for _ in range(4))
+        accept, reopened, accepted = data.accept, link._reopened, link._accept
+
+        def slowly(*args, **kwargs):
+            taking.set()
+            assert go_on.wait(20)
+            accept(*args, **kwargs)
+
+        def told(name):
+            reopened(name)
+            withdrawn.set()
+
+        def told_again(message):
+            accepted(message)
+            if message.verdict.method != UNCHECKED:
+                again.set()
+
+        monkeypatch.setattr(data, "accept", slowly)
+        monkeypatch.setattr(link, "_reopened", told)
+        monkeypatch.setattr(link, "_accept", told_again)
+        inputs = (store_array(grid.node.blobs, np.random.default_rng(8).random(20_000)),)
+        future = link.submit(Order(large, inputs, (), Policy("sample", 1e-12), "sampled", on_reopened=lambda: None))
+        assert taking.wait(20)
+        link.submit(order(grid, double, 9)[0])
+        assert withdrawn.wait(20)
+        if checked_meanwhile:
+            assert again.wait(20)
+        go_on.set()
+        result = future.result(20)
+        assert result.verdict.method == "recompute"
+        (entry,) = grid.node.ledger.lookup([result.task]).values()
+        assert entry.verdict.method == "recompute"
 
 
 def test_a_cut_line_is_mended_and_nothing_lost(grid, gate, double):
