@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import dask.config
 
 from goblin_dask import __version__, config
 from goblin_dask.errors import GoblinError
@@ -30,6 +31,9 @@ def goblin(verbose: bool) -> None:
     """
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(name)s: %(message)s")
+    if dask.config.get("logging.distributed", None) is None:  # distributed reads it when it is imported
+        dask.config.set({"logging.distributed": logging.getLevelName(level).lower()})
+        logging.getLogger("distributed").setLevel(level)
 
 
 # --- gateway ----------------------------------------------------------------------------------------------------

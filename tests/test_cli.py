@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -89,6 +90,36 @@ def test_says_what_is_wrong(tmp_path, arguments, sentence):
     assert result.exit_code == 1
     assert sentence in result.output
     assert "Traceback" not in result.output
+
+
+def serve(*arguments):
+    """A command as a process of its own, and its first line: what is up, and where."""
+    command = [sys.executable, "-m", "goblin_dask.cli", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = process.stdout.readline().split()
+    return process, dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_servers_say_where_they_are_and_listen_nowhere_else(tmp_path):
+    database = f"sqlite:///{tmp_path / 'g.sqlite'}"
+    token = run("gateway", "token", "lab", "Ada", "--database", database).output.strip()
+    gateway, at = serve("gateway", "run", "--port", 0, "--database", database)
+    lab, lab_at = serve("lab", at["address"], "--token", token, "--port", 0, "--directory", tmp_path / "lab")
+    listening = [
+        {c.laddr.port for c in psutil.Process(one.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        for one in (gateway, lab)
+    ]
+    said = []
+    for one in (lab, gateway):
+        one.terminate()
+        said.append(one.communicate(timeout=20))
+        assert one.returncode == 0
+    assert listening[0] == {int(at["address"].rpartition(":")[2])}
+    assert int(lab_at["url"].rpartition(":")[2]) in listening[1]
+    assert len(listening[1]) == 2  # for researchers, and for volunteers' blobs
+    (_, lab_errors), (_, gateway_errors) = said
+    assert "NOT encrypted" in lab_errors
+    assert "distributed" not in lab_errors + gateway_errors
 
 
 def test_status_of_a_lab():

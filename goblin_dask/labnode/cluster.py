@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import dask.config
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, Scheduler, Worker
+from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from goblin_dask.errors import ConnectionLost
-from goblin_dask.labnode.dask_internals import current_client
+from goblin_dask.labnode.dask_internals import LabScheduler, LabWorker, current_client
 from goblin_dask.verify.sampling import SampledRecheck
 
 _SETTINGS = {
@@ -150,15 +150,15 @@ class LabCluster:
 
     async def _start(self) -> None:
         with dask.config.set(_SETTINGS):
-            self.scheduler = await Scheduler(protocol="inproc://", dashboard=False, dashboard_address="127.0.0.1:0")
+            self.scheduler = await LabScheduler(protocol="inproc://", dashboard=False)
             self.scheduler.add_plugin(ReleasePlugin(self._released))
             self.client = await Client(self.scheduler.address, asynchronous=True, set_as_default=False)
         self.worker = await self._worker("lab", self.threads, {"lab": self.threads})
         self.uplink = await self._worker("uplink", self.slots, {"uplink": self.slots}, CancelPlugin(self._on_cancel))
 
-    async def _worker(self, name: str, nthreads: int, resources: dict[str, int], plugin: Any = None) -> Worker:
+    async def _worker(self, name: str, nthreads: int, resources: dict[str, int], plugin: Any = None) -> Any:
         with dask.config.set(_SETTINGS):
-            return await Worker(
+            return await LabWorker(
                 self.scheduler.address,
                 name=name,
                 nthreads=nthreads,
@@ -167,7 +167,6 @@ class LabCluster:
                 local_directory=str(self._directory),
                 plugins=(plugin,) if plugin is not None else (),
                 dashboard=False,
-                dashboard_address="127.0.0.1:0",
             )
 
     async def close(self) -> None:

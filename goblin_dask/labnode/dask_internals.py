@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from distributed import Client
+from distributed import Client, Scheduler, Worker
 from distributed.client import _current_client
+
+
+class LabScheduler(Scheduler):  # type: ignore[misc]
+    """A scheduler that nobody can reach but this process."""
+
+    def start_http_server(self, *args: Any, **kwargs: Any) -> None:
+        """None: what is not there need not be guarded, and jobs are watched through the lab node."""
+
+
+class LabWorker(Worker):  # type: ignore[misc]
+    """A worker that nobody can reach but this process."""
+
+    def start_http_server(self, *args: Any, **kwargs: Any) -> None:
+        """None, as for the scheduler."""
 
 
 @contextmanager
