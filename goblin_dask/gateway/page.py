@@ -42,7 +42,7 @@ ORANGE, BLUE, GREEN, RED, PURPLE, GREY, YELLOW = (
     "#d9a400",
 )
 STATE_COLOURS: Final = dict(zip(STATES, (GREY, YELLOW, ORANGE, BLUE, PURPLE, GREEN, RED), strict=True))
-METHODS: Final = ("algebraic", "recompute", "replicate", "structural")
+METHODS: Final = ("algebraic", "relation", "recompute", "replicate", "structural")
 """Shown from the start; others appear when they were used."""
 
 

@@ -16,7 +16,7 @@ from goblin_dask.verify.decompose import Labels, Matrices, moves_only
 from goblin_dask.verify.evaluate import AS_IS, DOUBLE, SINGLE, Source, evaluate, load, needed
 from goblin_dask.verify.integers import check_integers, count_booleans
 from goblin_dask.verify.operands import Array, Operand, OperandStatistics
-from goblin_dask.verify.product import Finding, check_product
+from goblin_dask.verify.product import Finding, check_product, worse
 from goblin_dask.verify.recompute import check_by_recomputation
 from goblin_dask.verify.sigma import DOUBLE as DOUBLE_WEIGHT
 from goblin_dask.verify.tolerances import is_floating
@@ -188,7 +188,7 @@ def check_algebraically(
         finding = _check_kind(assembly.contraction(), rng, statistics)
         for number, threshold in zip(tiles_of[name], finding.thresholds, strict=False):
             thresholds[number] = max(thresholds[number], threshold)
-        total = _worse(total, finding)
+        total = worse(total, finding)
     return replace(total, thresholds=tuple(thresholds))
 
 
@@ -203,10 +203,3 @@ def _check_kind(contraction: Contraction, rng: np.random.Generator, statistics: 
         return Finding("accepted", 0.0, miss=0.0)
     reason, miss = check_integers(contraction, rng, statistics)
     return Finding("wrong" if reason else "accepted", math.inf if reason else 0.0, reason=reason, miss=miss)
-
-
-def _worse(a: Finding, b: Finding) -> Finding:
-    rank = ("accepted", "unproven", "wrong")
-    worst = b if rank.index(b.verdict) > rank.index(a.verdict) else a
-    ratio = a.ratio if a.ratio >= b.ratio else b.ratio
-    return replace(worst, ratio=ratio, settled=a.settled + b.settled, miss=max(a.miss, b.miss))

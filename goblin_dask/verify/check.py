@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -14,11 +15,13 @@ import numpy as np
 from goblin_dask.errors import GoblinError
 from goblin_dask.graphs.cost import bytes_read, bytes_written, flops
 from goblin_dask.graphs.operators import CONTRACTION
+from goblin_dask.graphs.operators.base import Kind, Specs
 from goblin_dask.graphs.program import Program
-from goblin_dask.graphs.schedule import schedule
+from goblin_dask.graphs.schedule import Step, schedule
 from goblin_dask.messages import CheckReport
 from goblin_dask.verify.algebraic import check_algebraically
 from goblin_dask.verify.bounds import carry
+from goblin_dask.verify.claims import check_claims, claimed_thresholds, claims_of
 from goblin_dask.verify.decompose import Matrices, decompose
 from goblin_dask.verify.evaluate import DOUBLE, SINGLE, Source, evaluate, needed
 from goblin_dask.verify.operands import Array, OperandStatistics
@@ -32,19 +35,23 @@ Method = Literal["auto", "recompute", "compare"]
 
 FAST = 5e10
 """FLOP/s of a matrix product by BLAS, on one thread of an ordinary machine."""
+RATES = ((Kind.LINALG, 2e10), (Kind.FFT, 5e9))
+"""FLOP/s of LAPACK's and of transforms, there."""
 SLOW = 1e9
 """FLOP/s of everything else."""
 SECONDS_PER_ELEMENT = 2.5e-9
 """Of the algebraic check of a product, for each element of operands and result."""
 SECONDS_PER_TILE = 1e-3
 """Of the algebraic check, whatever the size."""
+SECONDS_PER_CLAIM = 5e-4
+"""Of the check by a relation, whatever the size."""
 
 
 @dataclass(frozen=True)
 class CheckPlan:
     """How a program's results are going to be checked, and what that costs."""
 
-    method: Literal["algebraic", "recompute"]
+    method: Literal["algebraic", "relation", "recompute"]
     flops: float
     """Of the check."""
     bytes: int
@@ -64,22 +71,42 @@ def _by_blas(dtype: str) -> bool:
     return dtype[0] in "fc" or dtype == "bfloat16"
 
 
+def _seconds(program: Program) -> float:
+    """Estimate of a program's time."""
+    plan, total = schedule(program), 0.0
+    for step in plan.steps:
+        total += _work(step, plan.specs) / _rate(step)
+    return total
+
+
+def _work(step: Step, specs: Specs) -> float:
+    return step.operator.flops(tuple(specs[value] for value in step.operands), step.specs, step.attributes)
+
+
+def _rate(step: Step) -> float:
+    if step.operator.name in CONTRACTION:
+        return FAST if _by_blas(step.specs[0].dtype) else SLOW
+    return next((rate for kind, rate in RATES if kind in step.operator.kinds), SLOW)
+
+
 @lru_cache(maxsize=1024)
 def plan_check(program: Program) -> CheckPlan:
     """Choose the cheapest sound check of a program, without its data."""
     total, size = flops(program), bytes_read(program) + bytes_written(program)
     found = _decomposed(program)
     if found is None:
-        return CheckPlan("recompute", total, size, 0.0, total / SLOW)
+        recomputed = CheckPlan("recompute", total, size, 0.0, _seconds(program))
+        claims = claims_of(program)
+        if claims is None:
+            return recomputed
+        seconds = len(claims.claims) * SECONDS_PER_CLAIM + claims.elements * SECONDS_PER_ELEMENT
+        seconds += sum(weight * _seconds(part) for part, weight in claims.recomputed)
+        related = CheckPlan("relation", claims.flops + 4 * claims.elements, size, claims.miss, seconds)
+        return min(related, recomputed, key=attrgetter("seconds"))
     plan = schedule(program)
     wanted = sorted({v for m in found for term in m.piece.terms for v in (term.left, term.right)})
     before = set(needed(program, wanted))
-    recompute, prologue = 0.0, 0.0
-    for number, step in enumerate(plan.steps):
-        work = step.operator.flops(tuple(plan.specs[v] for v in step.operands), step.specs, step.attributes)
-        by_blas = step.operator.name in CONTRACTION and _by_blas(step.specs[0].dtype)
-        recompute += work / (FAST if by_blas else SLOW)
-        prologue += work if number in before else 0.0
+    recompute, prologue = _seconds(program), sum(_work(plan.steps[number], plan.specs) for number in before)
     seconds, work, tiles = 3 * prologue / SLOW, 3.0 * prologue, 0
     miss = 0.0
     operands: set[tuple[int, int]] = set()
@@ -188,7 +215,18 @@ def _check(
         generator = rng if rng is not None else np.random.default_rng()
         finding = check_algebraically(program, found, inputs, outputs, generator, statistics, digests)
         return finding, "algebraic", plan.flops
-    return check_by_recomputation(program, inputs, outputs), "recompute", flops(program)
+    claims = claims_of(program)
+    if method == "auto" and plan.method == "relation" and claims is not None:
+        related = check_claims(claims, inputs, outputs, rng if rng is not None else np.random.default_rng())
+        if related is not None:
+            return related, "relation", plan.flops
+    finding = check_by_recomputation(program, inputs, outputs)
+    if finding.verdict != "accepted" and claims is not None:
+        # Another decomposition, or another order of equal elements, may be as right as the checker's own.
+        related = check_claims(claims, inputs, outputs, rng if rng is not None else np.random.default_rng())
+        if related is not None:
+            finding = related
+    return finding, "recompute", flops(program)
 
 
 def _compare(
@@ -239,9 +277,14 @@ def thresholds(
     if plan.method == "algebraic" and found is not None:
         generator = rng if rng is not None else np.random.default_rng()
         return check_algebraically(program, found, inputs, outputs, generator).thresholds
+    claims = claims_of(program)
+    claimed: dict[int, float] = {}
+    if claims is not None:
+        claimed = claimed_thresholds(claims, inputs, outputs, rng if rng is not None else np.random.default_rng())
     sizes = []
-    for bounded in carry(program, inputs, program.outputs):
+    for number, bounded in enumerate(carry(program, inputs, program.outputs)):
         tight = bounded.errors()[0]
         finite = tight[np.isfinite(tight)]
         sizes.append(2 * float(np.quantile(finite, 0.99)) if finite.size else 0.0)
+        sizes[-1] = max(sizes[-1], claimed.get(number, 0.0))
     return tuple(sizes)

@@ -6,7 +6,7 @@ Every comparison accepts what is small, never rejects what is large: so a NaN is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -43,6 +43,14 @@ class Finding:
     miss: float = MISS
     thresholds: tuple[float, ...] = ()
     """For each tile, the smallest single wrong entry that the projections always show (of the typical row)."""
+
+
+def worse(a: Finding, b: Finding) -> Finding:
+    """Two findings on parts of a result as one: the worse verdict, the larger ratio and miss. NaN is large."""
+    rank = ("accepted", "unproven", "wrong")
+    worst = b if rank.index(b.verdict) > rank.index(a.verdict) else a
+    ratio = a.ratio if not b.ratio > a.ratio and b.ratio == b.ratio else b.ratio
+    return replace(worst, ratio=ratio, settled=a.settled + b.settled, miss=max(a.miss, b.miss))
 
 
 class _Judge:
