@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import dask.config
 
 from goblin_dask import __version__, config
 from goblin_dask.errors import GoblinError
+
+Role = Literal["volunteer", "validator"]
 
 HOME = Path.home() / ".local/share/goblin-dask"
 
@@ -191,14 +193,25 @@ def validator(gateway_address: str, token: str | None, options: tuple[str, ...])
     _worker(gateway_address, token, options, "validator")
 
 
-def _worker(address: str, token: str | None, options: tuple[str, ...], role: str) -> None:
+def _worker(address: str, token: str | None, options: tuple[str, ...], role: Role) -> None:
     """Become the stock ``dask worker`` that a volunteer could have typed."""
     environment = {**os.environ, "DASK_GOBLIN__VOLUNTEER__ROLE": role}
     if token:
         environment["DASK_GOBLIN__TOKEN"] = token
     where = address if "://" in address else f"goblin://{address}"
+    if "--help" not in options:
+        _run(lambda: _admitted(where, role, token))
     command = [sys.executable, "-m", "dask", "worker", where, "--preload", "goblin_dask.volunteer", *options]
     os.execve(sys.executable, command, environment)  # noqa: S606 what replaces this process has no shell
+
+
+async def _admitted(address: str, role: Role, token: str | None) -> None:
+    """Find out in one sentence, before Dask does in a traceback, that there is no gateway or that it refuses."""
+    from goblin_dask.wire.client import dial
+    from goblin_dask.wire.process import Visitor, trust, url_of
+
+    session = await dial(url_of(address), Visitor(role, str(config.get("token", token) or "")), ssl=trust(address))
+    await session.close("only asked whether it may")
 
 
 @goblin.command()

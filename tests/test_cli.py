@@ -122,6 +122,29 @@ def test_servers_say_where_they_are_and_listen_nowhere_else(tmp_path):
     assert "distributed" not in lab_errors + gateway_errors
 
 
+def test_a_volunteer_learns_in_one_sentence_why_it_may_not(tmp_path):
+    """Before Dask's own worker starts, which would say it in a traceback."""
+    database = f"sqlite:///{tmp_path / 'g.sqlite'}"
+    token = run("gateway", "token", "lab", "Ada", "--database", database).output.strip()
+    gateway, at = serve("gateway", "run", "--port", 0, "--database", database)
+    try:
+        for arguments, sentence in (
+            ([at["address"]], "admits a volunteer with a token only"),
+            ([at["address"], "--token", token], "that token is for a lab, not for a volunteer"),
+            ([at["address"], "--token", "goblin_no_one"], "does not know that token"),
+            ([at["address"].replace("goblin:", "goblins:")], "without TLS the address begins with goblin://"),
+            (["goblin://127.0.0.1:9"], "cannot be reached"),
+            (["goblin://nobody at home"], "is not the address of a gateway"),
+        ):
+            refused = run("volunteer", *arguments)
+            assert refused.exit_code == 1
+            assert sentence in refused.output
+            assert "Traceback" not in refused.output
+    finally:
+        gateway.terminate()
+        gateway.communicate(timeout=20)
+
+
 def test_status_of_a_lab():
     with InProcessGrid(volunteers=1) as grid:
         result = run("status", "--url", grid.node.url, "--token", grid.node.token)

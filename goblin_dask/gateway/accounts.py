@@ -129,8 +129,8 @@ async def admit(database: Database, token: str, role: str, network: str, open_to
         if open_to_all and "volunteer" in wanted:
             return Account(f"anonymous-{network}", role)
         raise Refused(
-            f"this gateway admits a {role} with a token only: ask its operator for one "
-            f"(goblin gateway token --role {wanted[0]} --owner NAME) and give it as --token or GOBLIN_TOKEN"
+            f"this gateway admits a {wanted[0]} with a token only: ask its operator for one "
+            f"(goblin gateway token {wanted[0]} OWNER) and give it as --token or DASK_GOBLIN__TOKEN"
         )
     match = _TOKEN.fullmatch(token)
     public, secret = (match[1], match[2]) if match else ("", "")
@@ -146,7 +146,7 @@ async def admit(database: Database, token: str, role: str, network: str, open_to
     if not hmac.compare_digest(_hash(secret), stored) or found is None:
         raise Refused("this gateway does not know that token, or has revoked it: ask its operator for a new one")
     if granted not in wanted:
-        raise Refused(f"that token is for a {granted}, not for a {role}: ask the gateway's operator for another")
+        raise Refused(f"that token is for a {granted}, not for a {wanted[0]}: ask the gateway's operator for another")
     return Account(owner, role, public)
 
 

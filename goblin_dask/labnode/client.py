@@ -32,7 +32,7 @@ from goblin_dask.store.buffers import array_of, dtype_name, dtype_of, nbytes
 from goblin_dask.store.refs import ChunkRef
 
 
-def connect(url: str | None = None, *, token: str | None = None) -> Lab:
+def connect(url: str | None = None, *, token: str | None = None, **options: Any) -> Lab:
     """Connect to a lab node.
 
     Parameters
@@ -41,6 +41,8 @@ def connect(url: str | None = None, *, token: str | None = None) -> Lab:
         ``http://host:port``; by default ``goblin.lab.url`` of the configuration.
     token : str, optional
         The laboratory's; by default ``goblin.lab.token``.
+    **options
+        Of `Lab`: ``verify``, ``offload``, ``fuse``, ``progress``.
 
     Raises
     ------
@@ -50,7 +52,7 @@ def connect(url: str | None = None, *, token: str | None = None) -> Lab:
         When the token is wrong.
     """
     where = config.need("lab.url", url, "say where the lab node is, as http://HOST:PORT")
-    lab = Lab(where, config.get("lab.token", token) or "")
+    lab = Lab(where, config.get("lab.token", token) or "", **options)
     try:
         lab.wait_for()  # asks, and so finds out now whether we are welcome
     except BaseException:

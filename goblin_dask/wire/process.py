@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import ssl as tls
-from typing import Any
+from typing import Any, Literal
 
 from goblin_dask import config
 from goblin_dask import messages as m
@@ -48,6 +48,17 @@ class Bystander:
 
     def closed(self, session: ClientSession, reason: str) -> None:
         logger.info("the session with %s is over: %s", session.url, reason)
+
+
+class Visitor(Bystander):
+    """Who only wants to know whether it would be admitted."""
+
+    def __init__(self, role: Literal["volunteer", "validator"], token: str):
+        self._role: Literal["volunteer", "validator"] = role
+        self._token = token
+
+    def hello(self) -> m.Hello:
+        return m.Hello((m.PROTOCOL,), self._role, self._token, machine=m.Machine("0" * 32))
 
 
 def introduce(owner: Owner | None) -> None:

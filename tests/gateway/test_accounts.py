@@ -79,7 +79,7 @@ async def test_open_grids_admit_volunteers_without_token_and_nobody_else(databas
     for role in ("lab", "validator"):
         with pytest.raises(Refused, match="with a token only"):
             await admit(database, "", role, "net", open_to_all=True)
-    with pytest.raises(Refused, match="--role volunteer"):
+    with pytest.raises(Refused, match="goblin gateway token volunteer"):
         await admit(database, "", "volunteer", "net", open_to_all=False)
 
 
