@@ -23,11 +23,26 @@ _HOMES = {
     "LocalGrid": "goblin_dask.local",
     "Program": "goblin_dask.graphs.program",
     "formula": "goblin_dask.graphs.formula",
+    "capture": "goblin_dask.graphs.capture.captured",
+    "CapturedProgram": "goblin_dask.graphs.capture.captured",
 }
 
-__all__ = ["Job", "Lab", "LabNode", "LocalGrid", "Program", "__version__", "connect", "formula", "matmul"]
+__all__ = [
+    "CapturedProgram",
+    "Job",
+    "Lab",
+    "LabNode",
+    "LocalGrid",
+    "Program",
+    "__version__",
+    "capture",
+    "connect",
+    "formula",
+    "matmul",
+]
 
 if TYPE_CHECKING:
+    from goblin_dask.graphs.capture.captured import CapturedProgram, capture
     from goblin_dask.graphs.formula import formula
     from goblin_dask.graphs.program import Program
     from goblin_dask.labnode.client import Job, Lab, connect

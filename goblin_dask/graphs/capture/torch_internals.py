@@ -1,0 +1,363 @@
+"""A PyTorch program as a graph of ATen's operators: all that is known here of how PyTorch works inside.
+
+Written for torch 2.13. `torch.export` records the program on tensors without data, with a symbol for the size of the
+batch; what changes state becomes a result. Attention is recorded in its decomposed form and recurrent layers step by
+step, whatever the machine would call: a program must be the same on all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from goblin_dask.errors import InputError
+from goblin_dask.graphs.capture.aten.base import Call, Ref
+
+IGNORED = re.compile(r"aten\._assert_|aten\.sym_constrain|aten\._assert_scalar|aten\._assert_tensor_metadata")
+"""Nodes that only check what a program was captured for."""
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n?\s*([^\n]*)')
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a graph reads."""
+
+    name: str
+    """Of its value."""
+    kind: str
+    """``leaf``, ``array`` (a parameter, buffer or constant) or ``number``."""
+    index: int = 0
+    """Which leaf of the arguments."""
+    target: str = ""
+    """Which parameter, buffer or constant."""
+    value: Any = None
+    """Of a number."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured program."""
+
+    slots: tuple[Slot, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[Any, ...]
+    """A `Ref`, or a constant, for each leaf of the result."""
+    state: tuple[tuple[str, Ref], ...]
+    """Buffers that the program changes, and what they become."""
+    structure: Any
+    """PyTorch's `TreeSpec` of the result."""
+    arrays: dict[str, np.ndarray[Any, Any]]
+    """Parameters, buffers and constants; what shares memory is there once."""
+
+
+class _Flat(torch.nn.Module):
+    """A module or function as a module of flat tensors."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        structure: Any,
+        leaves: Sequence[Any],
+        tensors: Sequence[int],
+        note: Callable[[Any], None],
+    ):
+        super().__init__()
+        self.wrapped = function
+        self._structure, self._leaves, self._tensors = structure, list(leaves), tuple(tensors)
+        self._note = note
+        """Told the structure of the result: torch.export puts attributes back as they were."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        leaves = list(self._leaves)
+        for number, tensor in zip(self._tensors, tensors, strict=True):
+            leaves[number] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        flat, result = pytree.tree_flatten(self.wrapped(*args, **kwargs))
+        self._note(result)
+        return tuple(flat)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is PyTorch's."""
+    return isinstance(value, torch.Tensor)
+
+
+def flatten(value: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of a tree of arguments."""
+    return pytree.tree_flatten(value)
+
+
+def unflatten(leaves: Sequence[Any], structure: Any) -> Any:
+    """The tree again."""
+    return pytree.tree_unflatten(list(leaves), structure)
+
+
+def export(
+    function: Callable[..., Any], structure: Any, leaves: Sequence[Any], batched: Sequence[bool], axis: int
+) -> Graph:
+    """Capture a module or a function.
+
+    Parameters
+    ----------
+    function : torch.nn.Module or callable
+    structure, leaves
+        Of its arguments, ``(args, kwargs)``.
+    batched : sequence of bool
+        Which leaves have the batch along `axis`: its size is a symbol in the graph.
+
+    Raises
+    ------
+    InputError
+        When PyTorch cannot record it, or only for one size of the batch.
+    """
+    tensors = [number for number, leaf in enumerate(leaves) if is_tensor(leaf)]
+    results: list[Any] = []
+    flat = _Flat(function, structure, leaves, tensors, results.append)
+    examples = [_example(leaves[number], batched[number], axis) for number in tensors]
+    dynamic: Any = torch.export.Dim.DYNAMIC
+    shapes = tuple({axis: dynamic} if batched[number] else None for number in tensors)
+    training = [(module, module.training) for module in _modules(function)]
+    try:
+        with _decomposed():
+            exported = torch.export.export(flat, tuple(examples), dynamic_shapes=(shapes,), strict=False)
+            exported = exported.run_decompositions()
+    except Exception as error:
+        raise InputError(_reason(error, any(batched))) from error
+    finally:
+        for module, mode in training:
+            module.training = mode
+    return _graph(exported, results[-1], tensors)
+
+
+def _modules(function: Any) -> Iterator[torch.nn.Module]:
+    return function.modules() if isinstance(function, torch.nn.Module) else iter(())
+
+
+@contextlib.contextmanager
+def _decomposed() -> Iterator[None]:
+    """Attention and recurrent layers in operators that every machine has."""
+    attention = torch.nn.attention
+    with (
+        attention.sdpa_kernel(attention.SDPBackend.MATH),
+        torch.backends.mkldnn.flags(enabled=False),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        contextlib.ExitStack() as stack,
+    ):
+        warnings.simplefilter("ignore")
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # what could not be recorded is said once, by us
+        logger = logging.getLogger("torch")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        stack.callback(logger.setLevel, level)
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        yield
+
+
+def _example(tensor: torch.Tensor, batched: bool, axis: int) -> torch.Tensor:
+    """An example; a batch of one would be taken for a constant."""
+    tensor = tensor.detach()
+    return torch.cat([tensor, tensor], axis) if batched and tensor.shape[axis] == 1 else tensor
+
+
+def _reason(error: Exception, batched: bool) -> str:
+    """One sentence of what torch.export says in many."""
+    text = str(error)
+    if batched and re.search(r"[Cc]onstraint|specialized|marked .* as dynamic", text):
+        found = re.search(r"- ([^\n]+)", text)
+        detail = f" ({found[1].strip()[:200]})" if found else ""
+        return (
+            f"the program holds for one size of the batch only{detail}: "
+            "take the size from the tensor instead of a constant, or capture with dynamic_batch=False"
+        )
+    where = _where(text)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    depends = "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__
+    what = "its course depends on data" if depends else first[:300]
+    return f"PyTorch cannot record the program: {what}{f', at {where}' if where else ''}"
+
+
+def _where(trace: str) -> str:
+    """The last line of a traceback that is not PyTorch's own."""
+    frames = [each for each in _FRAME.findall(trace or "") if "/torch/" not in each[0] and "goblin_dask" not in each[0]]
+    if not frames:
+        frames = _FRAME.findall(trace or "")
+    if not frames:
+        return ""
+    file, line, name, code = frames[-1]
+    return f"{file}:{line} in {name}" + (f" ({code.strip()})" if code.strip() else "")
+
+
+def _graph(exported: Any, structure: Any, tensors: Sequence[int]) -> Graph:
+    signature, kinds = exported.graph_signature, torch.export.graph_signature
+    arrays = _Arrays(exported)
+    slots, leaf = [], iter(tensors)
+    for spec in signature.input_specs:
+        name = getattr(spec.arg, "name", "")
+        if spec.kind == kinds.InputKind.USER_INPUT:
+            if isinstance(spec.arg, kinds.ConstantArgument):
+                slots.append(Slot(name, "number", value=spec.arg.value))
+            else:
+                slots.append(Slot(name, "leaf", next(leaf)))
+        elif spec.kind in (kinds.InputKind.PARAMETER, kinds.InputKind.BUFFER, kinds.InputKind.CONSTANT_TENSOR):
+            slots.append(Slot(name, "array", target=arrays.name(spec.target)))
+        else:
+            raise InputError(f"the program reads {spec.target or name!r}, which is no tensor: {spec.kind.name}")
+    outputs, state = [], []
+    for spec in signature.output_specs:
+        value = Ref(spec.arg.name) if hasattr(spec.arg, "name") else spec.arg.value
+        if isinstance(spec.arg, kinds.ConstantArgument):
+            value = spec.arg.value
+        if spec.kind == kinds.OutputKind.USER_OUTPUT:
+            outputs.append(value)
+        elif spec.kind == kinds.OutputKind.BUFFER_MUTATION:
+            state.append((spec.target.removeprefix("wrapped."), value))
+        else:
+            raise InputError(
+                f"the program writes into {spec.target!r}, which is an argument or a parameter: return it instead"
+            )
+    calls = tuple(_calls(exported.graph_module, arrays, slots))
+    return Graph(tuple(slots), calls, tuple(outputs), tuple(state), structure, arrays.values)
+
+
+class _Arrays:
+    """Parameters, buffers and constants by name; those that share memory and layout are one."""
+
+    def __init__(self, exported: Any):
+        self._tensors = {**exported.constants, **exported.state_dict}
+        self._names: dict[Any, str] = {}
+        self.values: dict[str, np.ndarray[Any, Any]] = {}
+
+    def name(self, target: str) -> str:
+        tensor = self._tensors[target]
+        where = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        name = target.removeprefix("wrapped.")
+        if tensor.numel() and where in self._names:
+            return self._names[where]
+        self._names[where] = name
+        self.values[name] = to_numpy(tensor)
+        return name
+
+    def constant(self, name: str, tensor: torch.Tensor) -> str:
+        self._tensors[name] = tensor
+        return self.name(name)
+
+
+def _calls(module: Any, arrays: _Arrays, slots: list[Slot]) -> Iterator[Call]:
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.op == "get_attr":
+            value = getattr(module, node.target, None)
+            if not isinstance(value, torch.Tensor):
+                raise InputError(f"the program branches on data ({node.target}), at {_where(node.stack_trace or '')}")
+            slots.append(Slot(node.name, "array", target=arrays.constant(node.target, value)))
+            continue
+        target = _target(node.target)
+        if IGNORED.match(target):
+            continue
+        args, kwargs = pytree.tree_map(_plain, (node.args, dict(node.kwargs)), is_leaf=_is_plain)
+        yield Call(
+            node.name,
+            target,
+            args,
+            {name: value for name, value in kwargs.items() if name not in _PLACES},
+            _dtypes(node.meta.get("val")),
+            _promoted(node),
+            _where(node.stack_trace or ""),
+        )
+
+
+_PLACES = ("device", "layout", "pin_memory", "memory_format")
+
+
+def _target(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return f"operator.{getattr(target, '__name__', target)}"
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (torch.fx.Node, torch.dtype, torch.device, torch.layout, torch.memory_format))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return Ref(value.name)
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
+        return None
+    return value
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """NumPy's name of a dtype."""
+    name = str(dtype).removeprefix("torch.")
+    return {"half": "float16", "float": "float32", "double": "float64", "long": "int64"}.get(name, name)
+
+
+def _dtypes(value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple(dtype_name(each.dtype) for each in values if is_tensor(each))
+
+
+def _promoted(node: Any) -> str:
+    """The dtype that elementwise operators compute in."""
+    given = [each.meta.get("val") if isinstance(each, torch.fx.Node) else each for each in node.args]
+    numbers = [each for each in given if is_tensor(each) or isinstance(each, (bool, int, float, complex, torch.SymInt))]
+    if not any(is_tensor(each) for each in numbers):
+        return ""
+    common = torch._prims_common
+    kind = common.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    _, result = common.elementwise_dtypes(*numbers, type_promotion_kind=kind)
+    return dtype_name(result)
+
+
+# --- tensors and arrays ---------------------------------------------------------------------------------------------
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's elements, bit for bit; views that are conjugate or negative are resolved."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    try:
+        return tensor.numpy()
+    except TypeError as error:
+        raise InputError(f"tensors of dtype {tensor.dtype} are not computed on volunteers") from error
+
+
+def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """An array as a tensor of its own memory."""
+    array = np.array(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+# --- the check of a capture -----------------------------------------------------------------------------------------
+def eager(function: Callable[..., Any], structure: Any, leaves: Sequence[Any]) -> list[Any]:
+    """What the program itself gives, on copies of what it could change; random numbers are drawn for nobody else."""
+    args, kwargs = pytree.tree_unflatten([leaf.clone() if is_tensor(leaf) else leaf for leaf in leaves], structure)
+    with torch.no_grad(), torch.random.fork_rng(devices=()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if isinstance(function, torch.nn.Module):
+            buffers = {name: buffer.clone() for name, buffer in function.named_buffers()}
+            result = torch.func.functional_call(function, buffers, args, kwargs)
+        else:
+            result = function(*args, **kwargs)
+    return pytree.tree_flatten(result)[0]
