@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from goblin_dask.errors import GoblinError, InputError, ProgramError
-from goblin_dask.graphs.operators.base import Kernel, shorten
+from goblin_dask.graphs.backends.base import NUMPY, Backend
+from goblin_dask.graphs.operators.base import shorten
 from goblin_dask.graphs.operators.dtypes import DTYPES
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.schedule import Schedule, Step, schedule
@@ -20,47 +19,6 @@ Array = Any
 Source = Array | Callable[[], Array]
 Observer = Callable[[int, tuple[Array, ...]], None]
 Allocator = Callable[[ArraySpec], "Array | None"]
-
-
-@dataclass(frozen=True)
-class Backend:
-    """Where a program runs: an array namespace with NumPy's names, and how arrays get there and back."""
-
-    name: str
-    namespace: Any
-    array: type
-    """Type of its arrays."""
-    to_device: Callable[[Array], Array]
-    """From a NumPy array."""
-    to_host: Callable[[Array], Array]
-    """To a NumPy array in C order."""
-    overrides: Mapping[str, Kernel] = field(default_factory=dict)
-    """Kernels that it has of its own, by operator."""
-    inplace: bool = False
-    """Whether kernels may write into operands that nobody reads any more."""
-    quiet: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-
-def _in_c_order(array: Array) -> Array:
-    return np.require(array, requirements="C")
-
-
-NUMPY = Backend("numpy", np, np.ndarray, np.asarray, _in_c_order, inplace=True, quiet=lambda: np.errstate(all="ignore"))
-
-
-def cupy_backend() -> Backend:
-    """CuPy on the current device.
-
-    Raises
-    ------
-    InputError
-        When CuPy is not installed.
-    """
-    try:
-        import cupy
-    except ImportError as error:
-        raise InputError("there is no CuPy here: install goblin-dask[cupy]") from error
-    return Backend("cupy", cupy, cupy.ndarray, cupy.asarray, lambda array: cupy.asnumpy(array, order="C"))
 
 
 def execute(
@@ -120,8 +78,9 @@ def _load(slot: int, source: Any, spec: ArraySpec, backend: Backend) -> Array:
     kinds: Any = (np.ndarray, backend.array)
     if not isinstance(array, kinds):
         raise InputError(f"input {slot} is a {type(array).__name__}, expected an array")
-    if array.shape != spec.shape or array.dtype != DTYPES[spec.dtype]:
-        raise InputError(f"input {slot} is {array.dtype} {array.shape}, declared was {spec.dtype} {spec.shape}")
+    dtype = array.dtype if isinstance(array, np.ndarray) else backend.dtype(array)
+    if array.shape != spec.shape or dtype != DTYPES[spec.dtype]:
+        raise InputError(f"input {slot} is {dtype} {array.shape}, declared was {spec.dtype} {spec.shape}")
     return array if isinstance(array, backend.array) else backend.to_device(array)
 
 
@@ -143,11 +102,11 @@ def _run(
             operator.into(backend.namespace, operands, step.attributes, out)
             results = (out,)
         else:
-            results = operator.kernel(backend.namespace, operands, step.attributes)
+            results = backend.kernel(operator)(backend.namespace, operands, step.attributes)
     except (GoblinError, MemoryError):
         raise
     except Exception as error:
-        given = " and ".join(f"{o.dtype} {o.shape}" for o in operands[:4])
+        given = " and ".join(f"{backend.dtype(o)} {tuple(o.shape)}" for o in operands[:4])
         raise InputError(f"node {index}, {operator.name} of {given}: {error}") from error
     if len(results) != len(step.outputs):
         raise ProgramError(f"node {index}: {operator.name} returned {len(results)} arrays, not {len(step.outputs)}")
@@ -155,9 +114,10 @@ def _run(
     for value, result, spec in zip(step.outputs, results, step.specs, strict=True):
         if type(result) is not backend.array:
             result = backend.namespace.asarray(result)
-        if result.shape != spec.shape or result.dtype != DTYPES[spec.dtype]:
+        dtype = backend.dtype(result)
+        if result.shape != spec.shape or dtype != DTYPES[spec.dtype]:
             raise ProgramError(
-                f"node {index}: {operator.name} returned {result.dtype} {result.shape}, its rule says {spec.dtype} "
+                f"node {index}: {operator.name} returned {dtype} {result.shape}, its rule says {spec.dtype} "
                 f"{spec.shape}; attributes {shorten(step.attributes)}"
             )
         values[value] = result

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from goblin_dask.errors import InputError, ProgramError
 from goblin_dask.graphs import cost
+from goblin_dask.graphs.backends.base import NUMPY, Backend
 from goblin_dask.graphs.builder import Builder
-from goblin_dask.graphs.execute import NUMPY, Backend, execute
+from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.operators.movement import slice_attributes
 from goblin_dask.messages import ArraySpec
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from goblin_dask.errors import InputError, NotTraceable
+from goblin_dask.graphs.backends.base import Backend
 from goblin_dask.graphs.capture.aten import LOWERINGS
 from goblin_dask.graphs.capture.aten.base import Call, Ref, Streams, drawing
 from goblin_dask.graphs.capture.aten.creation import DRAWING
 from goblin_dask.graphs.capture.aten.elementwise import NUMBERS
 from goblin_dask.graphs.capture.pytree import Leaf
-from goblin_dask.graphs.execute import Backend, execute
+from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.trace import Traced, record
 from goblin_dask.graphs.tracer.recorder import spec_of

@@ -1,0 +1,1 @@
+"""Where programs run: NumPy, which every machine has, CuPy and PyTorch. A volunteer's owner chooses."""

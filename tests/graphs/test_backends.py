@@ -1,0 +1,146 @@
+"""Programs on other backends than NumPy: the same results, bit for bit where nothing is rounded."""
+
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from goblin_dask.errors import InputError, ProgramError
+from goblin_dask.graphs.backends.choice import backend_named
+from goblin_dask.graphs.builder import Builder
+from goblin_dask.graphs.execute import execute
+from goblin_dask.graphs.operators import CATALOGUE, INDEXING, MOVEMENT
+from goblin_dask.messages import ArraySpec
+
+from .test_operators import applied
+from .test_operators_drawn import applications, examples, meaningful
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROUNDED = 64
+"""Units in the last place that two libraries' functions, or orders of a sum, may be apart: of the largest element."""
+
+
+def devices():
+    torch = pytest.importorskip("torch")
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def same(got, wanted, name, operands=()):
+    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+    exact = got.dtype.kind in "biu" or name in MOVEMENT | INDEXING | {"max", "min", "abs", "negative"}
+    if exact and got.dtype.name != "bfloat16":
+        np.testing.assert_array_equal(got, wanted)
+        return
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    eps = {"bfloat16": 2.0**-8, "float16": 2.0**-10}.get(got.dtype.name) or np.finfo(got.dtype).eps
+    got, wanted = got.astype(wide), wanted.astype(wide)
+    with np.errstate(all="ignore"):
+        sizes = [np.abs(np.asarray(each, wide)) for each in (wanted, *operands)]
+        size = max(each[np.isfinite(each)].max(initial=0.0) for each in sizes)
+        np.testing.assert_allclose(got, wanted, rtol=ROUNDED * eps, atol=ROUNDED * eps * size)
+
+
+def overflows(name, operands):
+    """Whether sums of squares and products overflow: then the order of steps decides what comes out."""
+    if "norm" not in name and name not in ("convolution", "convolution_backward", "var"):
+        return False
+    numbers = [np.abs(operand.astype(np.float64)) for operand in operands if operand.dtype.kind in "fV"]
+    return any(each.size and not (each.max() < 1e15) for each in numbers)
+
+
+def both(backend, name, operands, attributes):
+    """The results of an application on NumPy and on another backend; None where NumPy refuses."""
+    try:
+        program, inputs = applied(name, operands, attributes)
+        wanted = execute(program, inputs)
+    except (InputError, ProgramError):
+        return None
+    return execute(program, inputs, backend=backend), wanted
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_examples(name):
+    for device in devices():
+        backend = backend_named(f"torch:{device}")
+        for operands, attributes in CATALOGUE[name].examples():
+            before = [operand.tobytes() for operand in operands]
+            found = both(backend, name, operands, attributes)
+            assert [operand.tobytes() for operand in operands] == before, "an operand was overwritten"
+            for got, wanted in zip(*found, strict=True) if found else ():
+                same(got, wanted, name, operands)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if CATALOGUE[name].arity != 0 and examples(name)])
+def test_on_drawn_operands(name, full, report):
+    """What a backend has kernels of its own for; all others are NumPy's."""
+    from goblin_dask.graphs.backends.pytorch_kernels import OWN
+
+    if name not in OWN:
+        return
+    counted = Counter()
+    backends = [backend_named(f"torch:{device}") for device in devices()]
+
+    def test(application):
+        operands, attributes = application
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            if not meaningful(name, operands, attributes) or overflows(name, operands):
+                return
+            for backend in backends:
+                found = both(backend, name, operands, attributes)
+                counted["refused" if found is None else "computed"] += 1
+                for got, wanted in zip(*found, strict=True) if found else ():
+                    same(got, wanted, name, operands)
+
+    settings(
+        max_examples=200 if full else 8,
+        deadline=None,
+        derandomize=not full,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )(given(applications(name))(test))()
+    if full:
+        report(f"{name:20} on torch: {counted['computed']} equal to NumPy's, {counted['refused']} refused by both")
+
+
+def test_memory_is_shared_and_inputs_are_not_written():
+    backend = backend_named("torch")
+    array = np.arange(12.0).reshape(3, 4)
+    array.flags.writeable = False
+    tensor = backend.to_device(array)
+    assert tensor.data_ptr() == array.ctypes.data
+    assert backend.to_host(tensor).ctypes.data == array.ctypes.data
+    np.testing.assert_array_equal(backend.to_host(backend.to_device(array.T[::-1])), array.T[::-1])
+
+
+def test_no_precision_is_given_up_for_speed():
+    torch = pytest.importorskip("torch")
+    backend_named("torch")
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_a_kernel_that_fails_is_the_task_s_error():
+    build = Builder()
+    x, i = build.input(ArraySpec((3, 2), "float32")), build.input(ArraySpec((2,), "int64"))
+    program, _ = build.finish(build.add("embedding", [x, i]))
+    with pytest.raises(InputError, match="node 0, embedding of float32"):
+        execute(program, [np.ones((3, 2), "f4"), np.array([0, 7])], backend=backend_named("torch"))
+
+
+@pytest.mark.parametrize("name", ["jax", "torch:", "numpy:cpu", "torch:nowhere", "cupy"])
+def test_a_backend_that_is_not_here(name):
+    try:
+        import cupy  # noqa: F401 one machine has it, another has not
+    except ImportError:
+        pass
+    else:
+        if name == "cupy":
+            pytest.skip("CuPy is here")
+    with pytest.raises(InputError, match=r"no backend|has no device|install goblin-dask"):
+        backend_named(name)
