@@ -103,7 +103,7 @@ async def test_a_token_is_needed(bench, role):
 
 async def test_closed_grids_admit_no_strangers():
     async with Bench(open=False) as bench:
-        with pytest.raises(Refused, match="--role volunteer"):
+        with pytest.raises(Refused, match="goblin gateway token volunteer"):
             await bench.add(FakeVolunteer)
         await bench.add(FakeVolunteer, token=await bench.token("volunteer"))
         assert bench.gateway.health().refused == 1

@@ -24,7 +24,14 @@ ROUNDED = ("float16", "bfloat16", "float32")
 OVERLOADS = {"scatter_reduce": "two"}
 ALIASES = {"_native_batch_norm_legit_no_stats": ("_native_batch_norm_legit", "no_stats")}
 """Where there is no default one."""
-UNSURE = {"gelu", "hardtanh_backward"}
+UNSURE = {
+    "gelu",
+    "elu_backward",
+    "hardsigmoid_backward",
+    "hardswish_backward",
+    "hardtanh_backward",
+    "softplus_backward",
+}
 """Where ATen gives for an infinity or NaN one thing or another, by where in the array it is."""
 COARSE = {"hardsigmoid_backward": 1e-7, "native_layer_norm_backward": 1e-11}
 """Where ATen computes float64 with a constant of float32; where rows of one element divide zero by almost zero."""

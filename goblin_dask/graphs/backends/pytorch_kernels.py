@@ -333,8 +333,7 @@ for _name in ("_softmax", "_log_softmax"):
     OWN[f"{_name}_backward_data"] = _softened, _soft_backward(getattr(aten, f"{_name}_backward_data"))
 
 for _name, _function in {
-    "relu": torch.relu, "sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu, "mish": torch.nn.functional.mish,
-    "hardswish": torch.nn.functional.hardswish, "hardsigmoid": torch.nn.functional.hardsigmoid,
+    "relu": torch.relu, "sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu,
 }.items():  # fmt: skip
     OWN[_name] = _of(WIDE), _call(_function)
 
