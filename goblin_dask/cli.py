@@ -178,9 +178,15 @@ def status(url: str | None, token: str | None) -> None:
 @goblin.command(context_settings={"ignore_unknown_options": True})
 @click.argument("gateway_address", metavar="GATEWAY")
 @click.option("--token", help="What the gateway's operator gave to you; goblin.token by default.")
+@click.option("--backend", help="What computes: numpy (the default), torch, torch:DEVICE or cupy.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def volunteer(gateway_address: str, token: str | None, options: tuple[str, ...]) -> None:
+def volunteer(gateway_address: str, token: str | None, backend: str | None, options: tuple[str, ...]) -> None:
     """Lend this computer to GATEWAY (HOST, HOST:PORT or goblin://…). OPTIONS are those of `dask worker`."""
+    from goblin_dask.graphs.backends.choice import backend_named
+
+    with _sentences():
+        chosen = backend_named(config.get("volunteer.backend", backend)).name
+    os.environ["DASK_GOBLIN__VOLUNTEER__BACKEND"] = chosen
     _worker(gateway_address, token, options, "volunteer")
 
 

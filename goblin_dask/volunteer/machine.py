@@ -7,7 +7,6 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
@@ -20,8 +19,11 @@ from threadpoolctl import ThreadpoolController
 
 from goblin_dask import config
 from goblin_dask.errors import GoblinError
+from goblin_dask.graphs.backends.base import NUMPY, Backend
+from goblin_dask.graphs.builder import Builder
+from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.operators import CATALOGUE_VERSION
-from goblin_dask.messages import Machine
+from goblin_dask.messages import ArraySpec, Machine
 from goblin_dask.volunteer.limits import Limits
 
 SPEED_SIZE = 1024
@@ -90,37 +92,42 @@ def blas() -> str:
     return " ".join(str(found[0].get(k)) for k in ("internal_api", "version", "architecture")) if found else "none"
 
 
-def measure_flops() -> float:
+def measure_flops(backend: Backend = NUMPY) -> float:
     """Speed of a float32 matrix product, FLOP/s: the best of three."""
-    a = np.ones((SPEED_SIZE, SPEED_SIZE), "f4")
-    out = np.empty_like(a)
+    spec = ArraySpec((SPEED_SIZE, SPEED_SIZE), "float32")
+    build = Builder()
+    program, _ = build.finish(build.add("matmul", [build.input(spec), build.input(spec)]))
+    a = backend.to_device(np.ones(spec.shape, spec.dtype))
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()
-        np.matmul(a, a, out=out)
+        execute(program, [a, a], backend=backend)
         best = min(best, time.perf_counter() - start)
     return 2 * SPEED_SIZE**3 / best
 
 
-def describe(limits: Limits, at_once: int = 1, lacks: Iterable[str] = ()) -> Machine:
+def describe(limits: Limits, at_once: int = 1, backend: Backend = NUMPY) -> Machine:
     """Test and measure this machine, with the threads that are set.
 
-    It works on `at_once` attempts at a time; its array library `lacks` some operators of the catalogue.
+    It works on `at_once` attempts at a time.
     """
     check_blas()
-    names = ("numpy", "dask", "distributed", "goblin-dask")
+    names = ("numpy", "dask", "distributed", "goblin-dask", *backend.libraries)
     versions = {name: version(name) for name in names} | {"python": platform.python_version(), "blas": blas()}
+    kind = backend.name.partition(":")[0]
+    device = backend.device or f"cpu {platform.machine()}"
     return Machine(
         host=host_key(),
-        device=f"cpu {platform.machine()}",
+        device=device if kind == "numpy" else f"{kind} {device}",
+        driver=backend.driver,
         versions=tuple(sorted(versions.items())),
         threads=limits.threads,
         slots=at_once + limits.prefetch,
-        memory=limits.memory,
+        memory=min(limits.memory, backend.memory) if backend.memory else limits.memory,
+        gpu_memory=backend.memory,
         cache=limits.cache,
-        flops=measure_flops(),
+        flops=measure_flops(backend),
         catalogue=CATALOGUE_VERSION,
-        lacks=tuple(sorted(lacks)),
     )
 
 

@@ -12,6 +12,8 @@ from distributed import Worker
 
 from goblin_dask import config
 from goblin_dask.errors import InputError
+from goblin_dask.graphs.backends.base import NUMPY
+from goblin_dask.graphs.backends.choice import backend_named
 from goblin_dask.messages import (
     PROTOCOL,
     Abandon,
@@ -115,19 +117,23 @@ async def install(worker: Worker) -> Runner:
     machines.return_memory_early()
     alone = role == "validator"
     worker.goblin_threads = machines.use_threads(1 if alone else limits.threads)  # in force as long as it is kept
-    machine = await asyncio.to_thread(machines.describe, limits, limits.threads if alone else 1)
+    # A validator's word decides, so it computes with what the bounds of rounding were measured for.
+    backend = NUMPY if alone else backend_named(config.get("volunteer.backend"))
+    backend.use_threads(limits.threads)
+    machine = await asyncio.to_thread(machines.describe, limits, limits.threads if alone else 1, backend)
     address = internals.gateway_address(worker)
     member = Member(role, machine)
     transfers = Transfers(http_base(address), trust(address))
-    runner = Runner(limits, transfers, member.send, checker=_checker() if role == "validator" else None)
+    runner = Runner(limits, transfers, member.send, checker=_checker() if alone else None, backend=backend)
     member.runner = runner
     internals.set_slots(worker, machine.slots)
     await internals.add_withdrawals(worker, runner.abandon)
     introduce(member)
     perform_with(runner.run)
     logger.info(
-        "%s: %d threads, %.1f GB for tasks, %.0f GFLOP/s",
+        "%s: %s, %d threads, %.1f GB for tasks, %.0f GFLOP/s",
         role,
+        backend.name,
         limits.threads,
         limits.memory / 1e9,
         machine.flops / 1e9,

@@ -21,6 +21,7 @@ from typing import TypeVar
 import psutil
 
 from goblin_dask.errors import GoblinError, InputError, ProgramError, WireError
+from goblin_dask.graphs.backends.base import NUMPY, Backend
 from goblin_dask.graphs.cost import peak
 from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
@@ -91,6 +92,8 @@ class Runner:
         Puts a message on the control channel, at once.
     checker : callable, optional
         A validator's check of a result; None on a volunteer, which then refuses checks.
+    backend : Backend
+        Where programs run.
     """
 
     def __init__(
@@ -100,8 +103,10 @@ class Runner:
         send: Callable[[Message], None],
         *,
         checker: Checker | None = None,
+        backend: Backend = NUMPY,
     ):
         self.limits = limits
+        self._backend = backend
         self.cache = BlobCache(limits.cache)
         self._transfers = transfers
         self._send = send
@@ -223,7 +228,9 @@ class Runner:
         self._begin(attempt, needs)
         start = time.process_time()
         with OutputFiles() as files:
-            outputs = files.collect(list(execute(program, inputs.sources(), allocate=files.allocate)))
+            outputs = files.collect(
+                list(execute(program, inputs.sources(), backend=self._backend, allocate=files.allocate))
+            )
         seconds = time.process_time() - start
         if needs > SMALL:
             trim()

@@ -20,11 +20,16 @@ def _dtype(array: Array) -> Any:
     return array.dtype
 
 
+def _no_threads(count: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Backend:
     """Where a program runs."""
 
     name: str
+    """As `goblin_dask.graphs.backends.choice.backend_named` takes it."""
     namespace: Any
     """What kernels get as their array namespace."""
     array: type
@@ -42,6 +47,15 @@ class Backend:
     inplace: bool = False
     """Whether kernels may write into operands that nobody reads any more."""
     quiet: Callable[[], AbstractContextManager[Any]] = nullcontext
+    device: str = ""
+    """What it computes with, where that is not the CPU."""
+    driver: str = ""
+    libraries: tuple[str, ...] = ()
+    """Distributions whose versions decide on its results."""
+    memory: int = 0
+    """Bytes of the device's own memory; 0 where it has none of its own."""
+    use_threads: Callable[[int], Any] = _no_threads
+    """Sets how many threads of the CPU it computes with, beside BLAS's."""
 
 
 def _in_c_order(array: Array) -> Array:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.backends.base import NUMPY, Backend
+from goblin_dask.graphs.operators.base import Array, Attributes, Kernel, Operator
 
 
 def cupy_backend() -> Backend:
@@ -20,7 +24,29 @@ def cupy_backend() -> Backend:
         import cupy
     except ImportError as error:
         raise InputError("there is no CuPy here: install goblin-dask[cupy]") from error
-    return Backend("cupy", cupy, cupy.ndarray, cupy.asarray, lambda array: cupy.asnumpy(array, order="C"))
+
+    def kernel_of(operator: Operator) -> Kernel:
+        def kernel(xp: Any, operands: tuple[Array, ...], attributes: Attributes) -> tuple[Array, ...]:
+            try:
+                return operator.kernel(xp, operands, attributes)
+            except (AttributeError, NotImplementedError):  # CuPy lacks some of NumPy's functions: these run on the host
+                results = operator.kernel(np, tuple(map(cupy.asnumpy, operands)), attributes)
+                return tuple(map(cupy.asarray, results))
+
+        return kernel
+
+    number = cupy.cuda.runtime.getDevice()
+    return Backend(
+        "cupy",
+        cupy,
+        cupy.ndarray,
+        cupy.asarray,
+        lambda array: cupy.asnumpy(array, order="C"),
+        kernel=kernel_of,
+        device=cupy.cuda.runtime.getDeviceProperties(number)["name"].decode(),
+        driver=str(cupy.cuda.runtime.driverGetVersion()),
+        memory=int(cupy.cuda.runtime.memGetInfo()[1]),
+    )
 
 
 def torch_backend(device: str = "cpu") -> Backend:

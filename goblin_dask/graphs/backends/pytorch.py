@@ -30,6 +30,15 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """A device whose memory is full is no fault of the program."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error).splitlines()[0]) from error
+
+
 def on(device: str) -> Backend:
     """PyTorch on a device.
 
@@ -48,7 +57,8 @@ def on(device: str) -> Backend:
     torch.set_float32_matmul_precision("highest")
 
     def to_device(array: Array) -> Tensor:
-        return to_tensor(array).to(where)
+        with _memory_errors():
+            return to_tensor(array).to(where)
 
     def to_host(tensor: Tensor) -> Array:
         return np.require(to_array(tensor), requirements="C")
@@ -67,11 +77,13 @@ def on(device: str) -> Backend:
         def kernel(xp: Any, operands: tuple[Array, ...], attributes: Attributes) -> tuple[Array, ...]:
             if not takes(operands, attributes):
                 return other(xp, operands, attributes)
-            results = function(operands, attributes)
+            with _memory_errors():
+                results = function(operands, attributes)
             return results if isinstance(results, tuple) else (results,)
 
         return kernel
 
+    cuda = where.type == "cuda"
     return Backend(
         f"torch:{where}",
         torch,
@@ -82,4 +94,9 @@ def on(device: str) -> Backend:
         kernel=hosted,
         dtype=lambda tensor: NUMPY_DTYPES[tensor.dtype],
         quiet=_quiet,
+        device=torch.cuda.get_device_name(where) if cuda else "" if where.type == "cpu" else where.type,
+        driver=str(torch.version.cuda or "") if cuda else "",
+        libraries=("torch",),
+        memory=torch.cuda.get_device_properties(where).total_memory if cuda else 0,
+        use_threads=torch.set_num_threads,
     )
