@@ -119,10 +119,11 @@ def test_memory_is_shared_and_inputs_are_not_written():
 
 def test_no_precision_is_given_up_for_speed():
     torch = pytest.importorskip("torch")
-    backend_named("torch")
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert not torch.backends.cudnn.allow_tf32
+    with backend_named("torch").quiet():
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+        assert torch.backends.cudnn.deterministic
 
 
 def test_a_kernel_that_fails_is_the_task_s_error():

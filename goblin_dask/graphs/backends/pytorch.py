@@ -26,7 +26,13 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    with torch.inference_mode(), np.errstate(all="ignore"):
+    """No gradients, no warnings of NumPy's, and no convolution in TF32 or by an algorithm that differs by the run."""
+    cudnn = torch.backends.cudnn
+    with (
+        torch.inference_mode(),
+        np.errstate(all="ignore"),
+        cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False),
+    ):
         yield
 
 
@@ -53,7 +59,6 @@ def on(device: str) -> Backend:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"PyTorch has no device {device!r} here: {str(error).splitlines()[0]}") from error
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
 
     def to_device(array: Array) -> Tensor:

@@ -24,6 +24,8 @@ from goblin_dask.graphs.capture.pytree import Leaf
 from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.trace import Traced, record
+from goblin_dask.graphs.tracer.array import Tracer
+from goblin_dask.graphs.tracer.casting import astype
 from goblin_dask.graphs.tracer.recorder import spec_of
 from goblin_dask.messages import ArraySpec
 
@@ -194,15 +196,29 @@ class CapturedProgram:
         result = torch_internals.unflatten(flat[:count], self._graph.structure)
         return (result, dict(zip(self.state, flat[count:], strict=True))) if self.state else result
 
+    def bound(self, *args: Any, key: int | None = None, **kwargs: Any) -> tuple[Program, list[np.ndarray[Any, Any]]]:
+        """The program for some arguments, as in a call, and its inputs: for `execute`, or for ``lab.run``.
+
+        Raises
+        ------
+        InputError
+            For arguments unlike the example's.
+        """
+        from goblin_dask.graphs.capture import torch_internals
+
+        leaves, _ = torch_internals.flatten((args, kwargs))
+        values = [torch_internals.to_numpy(x) if torch_internals.is_tensor(x) else x for x in leaves]
+        self._check_leaves(values)
+        traced, sources = self._sources(values, self.parameters, self._key(key))
+        return _computing(traced), sources
+
     def program(self, batch: int | None = None) -> Program:
         """The program for one size of the batch; the example's by default.
 
         Its inputs are those of the arguments that it reads, then parameters, then the key.
         """
-        traced = self._traced([self._sized(leaf, b, batch) for leaf, b in zip(self._leaves, self.batched, strict=True)])
-        if traced.program is None:
-            raise InputError("nothing is computed: every result is an argument as it is")
-        return traced.program
+        leaves = [self._sized(leaf, b, batch) for leaf, b in zip(self._leaves, self.batched, strict=True)]
+        return _computing(self._traced(leaves))
 
     def specs_of_results(self, batch: int) -> list[ArraySpec | None]:
         """Shapes and dtypes of the leaves of the result, for a size of the batch; None for what is no array."""
@@ -310,15 +326,21 @@ class CapturedProgram:
         self, values: Sequence[Any], arrays: Mapping[str, Any], key: Any, backend: Backend | None = None
     ) -> list[Any]:
         """The leaves of the result, then the new state, of leaves of the arguments; NumPy's arrays all."""
+        traced, sources = self._sources(values, arrays, key)
+        found = execute(traced.program, sources, backend=backend) if traced.program is not None else sources
+        return [found[each.index] if isinstance(each, Leaf) else each for each in traced.tree]
+
+    def _sources(
+        self, values: Sequence[Any], arrays: Mapping[str, Any], key: Any
+    ) -> tuple[Traced, list[np.ndarray[Any, Any]]]:
+        """The recording for some arguments, and its inputs."""
         specs = [spec_of(v) if isinstance(leaf, ArraySpec) else v for leaf, v in zip(self._leaves, values, strict=True)]
         traced = self._traced(specs)
         operands = [v for leaf, v in zip(self._leaves, values, strict=True) if isinstance(leaf, ArraySpec)]
         operands += list(arrays.values())
         if key is not None:
             operands.append(key)
-        sources = [operands[where] if kind == "operand" else where for kind, where in traced.slots]
-        found = execute(traced.program, sources, backend=backend) if traced.program is not None else sources
-        return [found[each.index] if isinstance(each, Leaf) else each for each in traced.tree]
+        return traced, [operands[where] if kind == "operand" else where for kind, where in traced.slots]
 
     # --- Dask ---------------------------------------------------------------------------------------------------------
     def _over_dask(self, values: Sequence[Any], arrays: Mapping[str, Any], key: int | None) -> list[Any]:
@@ -349,6 +371,12 @@ class CapturedProgram:
                     f"the captured program's result {number} is not what the module gives on the example: it does "
                     "something that cannot be recorded, such as to depend on numbers outside of its arguments"
                 )
+
+
+def _computing(traced: Traced) -> Program:
+    if traced.program is None:
+        raise InputError("nothing is computed: every result is an argument as it is")
+    return traced.program
 
 
 def _alike(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
@@ -391,10 +419,16 @@ def _apply(call: Call, values: Mapping[str, Any]) -> Any:
     if call.target.startswith("operator."):
         return NUMBERS[call.target.removeprefix("operator.")](*args, **kwargs)
     try:
-        return LOWERINGS[call.target](call, *args, **kwargs)
+        found = LOWERINGS[call.target](call, *args, **kwargs)
     except NotTraceable as error:
         where = f", at {call.where}" if call.where else ""
         raise NotTraceable(f"{call.target}: {error}{where}") from error
+    dtypes = iter(call.dtypes)
+    typed = [
+        astype(each, next(dtypes, each.dtype)) if isinstance(each, Tracer) else each
+        for each in (found if isinstance(found, tuple) else (found,))
+    ]
+    return tuple(typed) if isinstance(found, tuple) else typed[0]
 
 
 def _is_dask(value: Any) -> bool:

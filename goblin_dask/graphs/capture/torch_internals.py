@@ -130,7 +130,9 @@ def export(
     training = [(module, module.training) for module in _modules(function)]
     try:
         with _decomposed():
-            exported = torch.export.export(flat, tuple(examples), dynamic_shapes=(shapes,), strict=False)
+            exported = torch.export.export(
+                flat, tuple(examples), dynamic_shapes=(shapes,) if tensors else None, strict=False
+            )
             exported = exported.run_decompositions()
     except Exception as error:
         raise InputError(_reason(error, any(batched))) from error

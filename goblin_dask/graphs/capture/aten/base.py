@@ -116,6 +116,11 @@ def expanded(x: Tracer, shape: Sequence[Any]) -> Tracer:
     return broadcast_to(x, tuple(x.shape[i - lead] if size == -1 else size for i, size in enumerate(sizes)))
 
 
+def ordered(x: Tracer) -> Tracer:
+    """In a dtype that is sorted: float32 has every bfloat16."""
+    return astype(x, "float32") if x.dtype.name == "bfloat16" else x
+
+
 def refuse(value: Any, default: Any, what: str) -> None:
     """Refuse an argument that is not computed with."""
     if value != default:

@@ -164,10 +164,15 @@ def _unkeyed(name: str) -> Any:
     return lower
 
 
-for _name in (
+UNKEYED = tuple(
+    f"aten.{name}"
+    for name in (
     "randint.default", "randint.low", "randint_like.default", "randint_like.low_dtype", "randperm.default",
     "normal.Tensor_float", "normal_functional.default", "uniform.default", "multinomial.default",
     "exponential.default", "geometric.default", "cauchy.default", "log_normal.default", "poisson.default",
     "binomial.default", "rrelu_with_noise_functional.default", "_fused_dropout.default",
-):  # fmt: skip
-    LOWERINGS[f"aten.{_name}"] = _unkeyed(f"aten.{_name}")
+)
+)  # fmt: skip
+"""They draw random numbers, and are refused."""
+for _overload in UNKEYED:
+    LOWERINGS[_overload] = _unkeyed(_overload)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from goblin_dask.errors import NotTraceable
-from goblin_dask.graphs.capture.aten.base import Call, array, axis_of, lowers, shaped
+from goblin_dask.graphs.capture.aten.base import Call, array, axis_of, lowers, ordered, shaped
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import astype, broadcast_to
 from goblin_dask.graphs.tracer.recorder import op
@@ -105,6 +105,9 @@ def _scattered(x: Tracer, dim: int, index: Tracer, source: Tracer, **attributes:
     source = astype(source, x.dtype)
     if source.shape != index.shape:  # only as much of it as is indexed
         source = source[tuple(slice(0, n) for n in index.shape)]
+    if x.dtype.kind == "b" and attributes["reduce"] != "set":  # true is the larger one
+        bits = op("scatter_reduce", array(x, "uint8"), index, array(source, "uint8"), dim=axis_of(x, dim), **attributes)
+        return astype(bits, "bool")
     return op("scatter_reduce", x, index, source, dim=axis_of(x, dim), **attributes)
 
 
@@ -165,5 +168,6 @@ def _searchsorted(
 ) -> Tracer:
     if edges.ndim != 1 or sorter is not None:
         raise NotTraceable("searchsorted of several rows, or with a sorter")
+    edges, x = ordered(edges), ordered(x)
     found = op("searchsorted", edges, x, side="right" if right or side == "right" else "left")
     return astype(found, call.dtype)

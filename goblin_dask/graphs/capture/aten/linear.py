@@ -9,7 +9,7 @@ from goblin_dask.errors import NotTraceable
 from goblin_dask.graphs.capture.aten.base import Call, array, axes_of, axis_of, lowers, refuse
 from goblin_dask.graphs.capture.aten.reductions import vector_norm
 from goblin_dask.graphs.tracer.array import Tracer
-from goblin_dask.graphs.tracer.casting import astype
+from goblin_dask.graphs.tracer.casting import astype, broadcast_to
 from goblin_dask.graphs.tracer.recorder import op, ops
 
 
@@ -25,6 +25,10 @@ def _vdot(call: Call, a: Tracer, b: Tracer) -> Tracer:
 
 @lowers("aten.addmm.default", "aten.addmv.default", "aten.baddbmm.default")
 def _addmm(call: Call, addend: Tracer, a: Tracer, b: Tracer, *, beta: Any = 1, alpha: Any = 1) -> Tracer:
+    rank = a.ndim
+    if alpha == beta == 1 and a.ndim == b.ndim and rank in (2, 3) and addend.dtype == a.dtype == b.dtype:
+        whole = broadcast_to(addend, (*a.shape[:-1], b.shape[-1]))
+        return op("addmm" if rank == 2 else "baddbmm", whole, a, b)
     product = op("matmul", a, b)
     if alpha != 1:
         product = op("multiply", product, array(alpha, product.dtype.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from goblin_dask.graphs.capture.aten.base import Call, array, axes_of, axis_of, lowers
+from goblin_dask.graphs.capture.aten.base import Call, array, axes_of, axis_of, lowers, ordered
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import astype
 from goblin_dask.graphs.tracer.recorder import op, ops
@@ -162,8 +162,8 @@ def _sort(call: Call, x: Tracer, dim: int = -1, descending: bool = False, *, sta
         return x, array(0, "int64")
     axis = axis_of(x, dim)
     if descending:
-        return tuple(ops("topk", x, axis=axis, k=x.shape[axis], largest=True))
-    order = op("argsort", x, axis=axis, stable=True)
+        return _topk(call, x, x.shape[axis], dim)
+    order = op("argsort", ordered(x), axis=axis, stable=True)
     return op("take_along_axis", x, order, axis=axis), order
 
 
@@ -171,4 +171,5 @@ def _sort(call: Call, x: Tracer, dim: int = -1, descending: bool = False, *, sta
 def _topk(call: Call, x: Tracer, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     if not x.ndim:
         return x, array(0, "int64")
-    return tuple(ops("topk", x, axis=axis_of(x, dim), k=int(k), largest=largest))
+    values, order = ops("topk", ordered(x), axis=axis_of(x, dim), k=int(k), largest=largest)
+    return astype(values, x.dtype), order

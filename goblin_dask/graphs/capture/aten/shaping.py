@@ -74,6 +74,7 @@ def _slice(call: Call, x: Tracer, dim: int = 0, start: Any = None, end: Any = No
 
 
 def _cut(x: Tracer, axis: int, first: int, count: int, step: int = 1) -> Tracer:
+    first = first if count else 0
     start = tuple(first if i == axis else 0 for i in range(x.ndim))
     length = tuple(count if i == axis else size for i, size in enumerate(x.shape))
     return op("slice", x, start=start, length=length, step=tuple(step if i == axis else 1 for i in range(x.ndim)))
