@@ -20,6 +20,7 @@ _HOMES = {
     "Job": "goblin_dask.labnode.client",
     "connect": "goblin_dask.labnode.client",
     "matmul": "goblin_dask.labnode.matmul",
+    "tiled": "goblin_dask.labnode.tiled.program",
     "LocalGrid": "goblin_dask.local",
     "Program": "goblin_dask.graphs.program",
     "formula": "goblin_dask.graphs.formula",
@@ -39,6 +40,7 @@ __all__ = [
     "connect",
     "formula",
     "matmul",
+    "tiled",
 ]
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from goblin_dask.labnode.client import Job, Lab, connect
     from goblin_dask.labnode.matmul import matmul
     from goblin_dask.labnode.node import LabNode
+    from goblin_dask.labnode.tiled.program import tiled
     from goblin_dask.local import LocalGrid
 
 

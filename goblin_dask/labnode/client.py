@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,33 @@ class Lab:
         from goblin_dask.labnode.matmul import matmul
 
         return matmul(a, b, offer=self.offer)
+
+    def run(self, program: Any, inputs: Sequence[Any], *, verify: str | None = None, offload: str | None = None) -> Any:
+        """Compute a program whose arrays may be larger than any machine: each of its operators in blocks.
+
+        Parameters
+        ----------
+        program : Program
+            Such as `CapturedProgram.bound` gives, or a `Builder` makes.
+        inputs : sequence of numpy.ndarray, zarr.Array or dask.array.Array
+            In the program's order.
+        verify, offload : str, optional
+            As for `submit`.
+
+        Returns
+        -------
+        numpy.ndarray, or tuple of them
+            For results that do not fit here either, give `goblin_dask.tiled` of the same to `to_zarr`.
+
+        Raises
+        ------
+        TooLarge
+            When an operator that has no form in blocks needs more memory than the largest volunteer offers.
+        """
+        from goblin_dask.labnode.tiled.program import tiled
+
+        found = tiled(program, inputs, offer=self.offer)
+        return self.compute(*found if isinstance(found, tuple) else (found,), verify=verify, offload=offload)
 
     # --- HTTP -----------------------------------------------------------------------------------------------------
     def _post(self, submission: Submission) -> dict[str, Any]:

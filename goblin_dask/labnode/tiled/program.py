@@ -1,0 +1,97 @@
+"""`tiled`: a program on arrays larger than any machine, operator by operator, as dask arrays.
+
+Each operator becomes operations on blocks, so Dask's graph is the tiling, and it lowers like any other. Random arrays
+are drawn block by block where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+
+from goblin_dask.errors import InputError
+from goblin_dask.graphs.check import specs as specs_of
+from goblin_dask.graphs.operators import CATALOGUE
+from goblin_dask.graphs.program import Program
+from goblin_dask.labnode.tiled.blocks import Application, Tiles, single, spec_of
+from goblin_dask.labnode.tiled.rules import tile
+from goblin_dask.labnode.tiling import DEFAULT_MEMORY, task_memory
+from goblin_dask.messages import ArraySpec, GridOffer
+
+SHARE = 32
+"""A block is at most this part of what a task may need: it is read with others, and kernels copy."""
+
+BLOCK_BYTES = (1 << 16, 1 << 24)
+"""Bounds of a block's bytes."""
+
+
+def tiled(program: Program, inputs: Sequence[Any], *, offer: GridOffer | None = None) -> Any:
+    """Outputs of a program, lazily, as dask arrays.
+
+    Parameters
+    ----------
+    program : Program
+    inputs : sequence of numpy.ndarray, zarr.Array or dask.array.Array
+        In the program's order. Dask and Zarr arrays keep their chunks.
+    offer : GridOffer, optional
+        What the grid offers, ``lab.offer``: decides how large blocks are, and what fits no volunteer.
+
+    Returns
+    -------
+    dask.array.Array, or tuple of them
+        A tuple where the program has several outputs.
+
+    Raises
+    ------
+    InputError
+        For inputs that are not those of the program.
+    ProgramError
+        For a program that is none.
+    TooLarge
+        When an operator that has no tiled form needs more memory than the largest volunteer offers.
+    """
+    if not isinstance(program, Program):
+        raise InputError(f"tiled takes a Program, got {type(program).__name__}")
+    specs = specs_of(program)
+    tiles = _tiles(offer)
+    given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    if len(given) != len(program.inputs):
+        raise InputError(f"the program has {len(program.inputs)} inputs, {len(given)} were given")
+    values = [_input(i, x, spec, tiles) for i, (x, spec) in enumerate(zip(given, program.inputs, strict=True))]
+    for node in program.nodes:
+        operator = CATALOGUE[node.operator]
+        operands = tuple(values[operand] for operand in node.operands)
+        read = tuple(specs[operand] for operand in node.operands)
+        outputs = operator.outputs_of(read, node.attributes)
+        this = Application(operator, operands, operator.complete(node.attributes), read, outputs, tiles)
+        made = tile(this)
+        values.extend(single(this) if made is None else made)
+    found = tuple(values[output] for output in program.outputs)
+    return found[0] if len(found) == 1 else found
+
+
+def _tiles(offer: GridOffer | None) -> Tiles:
+    memory = DEFAULT_MEMORY if offer is None else task_memory(offer)
+    block = min(BLOCK_BYTES[1], max(BLOCK_BYTES[0], memory // SHARE))
+    return Tiles(block, offer.memory[0] if offer is not None and offer.memory else None)
+
+
+def _input(number: int, x: Any, spec: ArraySpec, tiles: Tiles) -> da.Array:
+    if isinstance(x, zarr.Array):
+        x = da.from_zarr(x)
+    elif not isinstance(x, da.Array):
+        if not hasattr(x, "__array__"):
+            raise InputError(f"input {number} must be a Zarr, NumPy or dask array, got {type(x).__name__}")
+        x = np.asarray(x)
+        x = da.from_array(x, chunks=tiles.chunks(x.shape, x.dtype) if x.size else -1)
+    if any(np.isnan(size) for size in x.shape):
+        raise InputError(f"input {number} is a dask array of unknown shape: call its compute_chunk_sizes first")
+    if spec_of(x) != spec:
+        raise InputError(
+            f"input {number} is {x.dtype.name} {x.shape}, but the program takes {spec.dtype} {spec.shape} there"
+        )
+    return x

@@ -1,0 +1,449 @@
+"""How operators are tiled. A rule takes an `Application` and answers dask arrays; None where there is no tiled form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from goblin_dask.graphs.apply import apply
+from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, LINALG, activation
+from goblin_dask.graphs.operators.dtypes import DTYPES
+from goblin_dask.labnode.tiled.blocks import Application, Arrays, block_of_sum, blockwise
+
+Rule = Callable[[Application], Arrays | None]
+HALF = ("float16", "bfloat16")
+
+
+def tile(this: Application) -> Arrays | None:
+    """The outputs of an operator as dask arrays; None where it has no tiled form for such operands."""
+    rule = RULES.get(this.operator.name)
+    if rule is None or any(0 in spec.shape for spec in (*this.specs, this.outputs[0])):
+        return None
+    return rule(this)
+
+
+def _then(this: Application, name: str, *operands: Any, **attributes: Any) -> da.Array:
+    """A further operator of one output."""
+    found = tile(Application.of(name, operands, this.tiles, **attributes))
+    assert found is not None  # only of operators that are tiled whatever their operands are
+    return found[0]
+
+
+# --- elementwise ------------------------------------------------------------------------------------------------------
+def _elementwise(this: Application) -> Arrays:
+    rank = len(this.outputs[0].shape)
+    labels = [tuple(range(rank - len(spec.shape), rank)) for spec in this.specs]
+    return blockwise(this, labels, [tuple(range(rank))] * len(this.outputs))
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+_COMBINED = {
+    "sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all", "count_nonzero": "sum",
+    "nansum": "sum", "nanprod": "prod", "nanmax": "nanmax", "nanmin": "nanmin",
+}  # fmt: skip
+"""Reductions of parts whose results are reduced further, and by what."""
+
+
+def _reduce(x: Any, axis: Any, keepdims: bool, *, name: str, attributes: tuple[tuple[str, Any], ...]) -> Any:
+    return apply(name, x, axes=axis, keepdims=keepdims, **dict(attributes))
+
+
+def _tree(this: Application) -> Arrays:
+    """Part by part, then the parts' results."""
+    (x,), attributes, (output,) = this.operands, dict(this.attributes), this.outputs
+    axes, keepdims = attributes.pop("axes"), attributes.pop("keepdims")
+    axes = tuple(range(x.ndim)) if axes is None else axes
+    if not axes:
+        return blockwise(this, [tuple(range(x.ndim))], [tuple(range(x.ndim))])
+    name = this.operator.name
+    # Parts of few digits are summed up in more.
+    kept = "float32" if output.dtype in HALF and "dtype" in attributes else output.dtype
+    typed: tuple[tuple[str, Any], ...] = (("dtype", kept),) if "dtype" in attributes else ()
+    again = _COMBINED[name]
+    result = da.reduction(
+        x,
+        partial(_reduce, name=name, attributes=typed),
+        partial(_reduce, name=again, attributes=(("dtype", kept),) if "dtype" in CATALOGUE[again].attributes else ()),
+        axis=axes,
+        keepdims=keepdims,
+        dtype=DTYPES[kept],
+        meta=np.empty((0,) * len(output.shape), DTYPES[kept]),
+    )
+    return (result if kept == output.dtype else _then(this, "astype", result, dtype=output.dtype),)
+
+
+def _wide(dtype: str, target: str | None = None) -> str:
+    """In which dtype a mean is taken."""
+    if target is not None:
+        return "float32" if target == "bfloat16" else target
+    return "float64" if DTYPES[dtype].kind in "iub" else "float32" if dtype in HALF else dtype
+
+
+def _average(this: Application, x: da.Array, axes: tuple[int, ...], keepdims: bool, dtype: str, less: Any = 0) -> Any:
+    total = _then(this, "sum", x, axes=axes, keepdims=keepdims, dtype=dtype)
+    count = np.intp(math.prod(x.shape[axis] for axis in axes))
+    divisor: Any = count if not less else np.float64(max(count - less, 0))
+    return _then(this, "astype", _then(this, "divide", total, divisor), dtype=dtype)
+
+
+def _mean(this: Application) -> Arrays:
+    (x,), a = this.operands, this.attributes
+    axes = tuple(range(x.ndim)) if a["axes"] is None else a["axes"]
+    wide = _wide(this.specs[0].dtype, a["dtype"])
+    result = _average(this, x, axes, a["keepdims"], wide)
+    return (_then(this, "astype", result, dtype=this.outputs[0].dtype),)
+
+
+def _var(this: Application) -> Arrays:
+    """Mean of the squares of the distances from the mean."""
+    (x,), a = this.operands, this.attributes
+    axes = tuple(range(x.ndim)) if a["axes"] is None else a["axes"]
+    wide = _then(this, "astype", x, dtype=_wide(this.specs[0].dtype))
+    distance = _then(this, "subtract", wide, _average(this, wide, axes, True, wide.dtype.name))
+    squares = _then(this, "square", _then(this, "abs", distance))
+    result = _average(this, squares, axes, a["keepdims"], squares.dtype.name, a["correction"])
+    return (_then(this, "astype", result, dtype=this.outputs[0].dtype),)
+
+
+# --- along axes -------------------------------------------------------------------------------------------------------
+def _along(this: Application) -> Arrays | None:
+    """One block along the axes that are named, any blocks along the others."""
+    (spec, *others), a = this.specs, this.attributes
+    axes = a.get("axes", a.get("axis"))
+    rank = len(spec.shape)
+    if axes is None or others:
+        return None
+    whole = set(axes if isinstance(axes, tuple) else (axes,))
+    outputs = []
+    for output in this.outputs:
+        if len(output.shape) == rank:
+            outputs.append(tuple(rank + i if i in whole else i for i in range(rank)))
+        elif len(output.shape) == rank - len(whole):
+            outputs.append(tuple(i for i in range(rank) if i not in whole))
+        else:
+            return None
+    return blockwise(this, [tuple(range(rank))], outputs, whole=whole)
+
+
+def _batched(core: int) -> Rule:
+    """Whole along the last `core` axes of operands and outputs, any blocks along those before."""
+
+    def rule(this: Application) -> Arrays | None:
+        rank = max(len(spec.shape) for spec in this.specs) - core
+        if rank <= 0 or any(len(spec.shape) - core != rank for spec in this.specs):
+            return None
+        fresh = iter(range(rank, 1 << 30))
+
+        def labelled(spec: Any) -> tuple[int, ...]:
+            return (*range(rank), *(next(fresh) for _ in spec.shape[rank:]))
+
+        labels = [labelled(spec) for spec in this.specs]
+        if len({spec.shape[:rank] for spec in (*this.specs, *this.outputs)}) > 1:
+            return None
+        whole = {label for each in labels for label in each if label >= rank}
+        return blockwise(this, labels, [labelled(spec) for spec in this.outputs], whole=whole)
+
+    return rule
+
+
+def _take(this: Application) -> Arrays:
+    """Whole along the axis that is indexed, any blocks along the others and of the indices."""
+    axis, rank = this.attributes["axis"], len(this.specs[0].shape)
+    labels = tuple(range(rank))
+    indices = tuple(range(rank, rank + len(this.specs[1].shape)))
+    output = (*labels[:axis], *indices, *labels[axis + 1 :])
+    return blockwise(this, [labels, indices], [output], whole={axis})
+
+
+def _take_along(this: Application) -> Arrays | None:
+    axis, rank = this.attributes["axis"], len(this.specs[0].shape)
+    sides = [spec.shape[:axis] + spec.shape[axis + 1 :] for spec in this.specs]
+    if axis is None or len(set(sides)) > 1:
+        return None
+    labels = tuple(range(rank))
+    others = [tuple(rank + n if i == axis else i for i in labels) for n in range(1, len(this.specs))]
+    output = (
+        others[0]
+        if this.operator.name == "take_along_axis"
+        else tuple(2 * rank + 9 if i == axis else i for i in labels)
+    )
+    return blockwise(this, [labels, *others], [output], whole={axis, *(each[axis] for each in others)})
+
+
+# --- layers of neural networks ----------------------------------------------------------------------------------------
+def _leading(free: Callable[[Application], int]) -> Rule:
+    """Any blocks along so many leading axes of the first operand; everything else is whole."""
+
+    def rule(this: Application) -> Arrays | None:
+        count = free(this)
+        first = this.specs[0].shape[:count]
+        if count < 1 or any(output.shape[:count] != first for output in this.outputs):
+            return None
+        fresh = iter(range(count, 1 << 30))
+
+        def labelled(spec: Any, leads: bool) -> tuple[int, ...]:
+            kept = tuple(range(count)) if leads else ()
+            return (*kept, *(next(fresh) for _ in spec.shape[len(kept) :]))
+
+        labels = [labelled(spec, not number) for number, spec in enumerate(this.specs)]
+        whole = {label for each in labels for label in each if label >= count}
+        return blockwise(this, labels, [labelled(spec, True) for spec in this.outputs], whole=whole)
+
+    return rule
+
+
+def _images(this: Application) -> int:
+    """Images, and their channels where each is computed by itself."""
+    return len(this.specs[0].shape) - int(this.operator.name.removesuffix("_with_indices")[-2])
+
+
+def _rows(this: Application) -> int:
+    return len(this.specs[0].shape) - len(this.attributes["normalized_shape"])
+
+
+def _softmax(this: Application) -> Arrays:
+    rank, dim = len(this.specs[0].shape), this.attributes["dim"]
+    output = tuple(rank if axis == dim else axis for axis in range(rank))
+    return blockwise(this, [tuple(range(rank))], [output], whole={dim})
+
+
+def _embedding(this: Application) -> Arrays:
+    """All rows, of any of their columns."""
+    indices = tuple(range(2, 2 + len(this.specs[1].shape)))
+    return blockwise(this, [(0, 1), indices], [(*indices, 1)], whole={0})
+
+
+def _batch_norm(this: Application) -> Arrays:
+    """Element by element, once the channels' numbers stand beside them."""
+    x, *affine, mean, var = this.operands
+    dtype = this.outputs[0].dtype
+    wide = "float32" if dtype in HALF else dtype
+
+    def along(array: da.Array) -> da.Array:
+        return _then(this, "astype", array, dtype=wide).reshape((1, -1, *(1,) * (x.ndim - 2)))
+
+    scale = _then(this, "sqrt", _then(this, "add", along(var), np.asarray(this.attributes["eps"], wide)))
+    result = _then(this, "divide", _then(this, "subtract", _then(this, "astype", x, dtype=wide), along(mean)), scale)
+    if affine:
+        result = _then(this, "add", _then(this, "multiply", result, along(affine[0])), along(affine[1]))
+    empty = tuple(da.zeros(output.shape, dtype=DTYPES[output.dtype]) for output in this.outputs[1:])
+    return (_then(this, "astype", result, dtype=dtype), *empty)
+
+
+# --- contractions -----------------------------------------------------------------------------------------------------
+def _contract(this: Application, labels: list[tuple[int, ...]], output: tuple[int, ...]) -> Arrays | None:
+    """Sums of products of blocks; along one axis they are added up, block by block."""
+    sizes: dict[int, set[int]] = {}
+    for spec, each in zip(this.specs, labels, strict=True):
+        if len(set(each)) < len(each):
+            return None
+        for label, size in zip(each, spec.shape, strict=True):
+            sizes.setdefault(label, set()).add(size)
+    summed = [label for label in sizes if label not in output]
+    if any(len(sizes[label]) > 1 for label in summed):
+        return None
+    whole = set(summed)
+    if summed and this.outputs[0].dtype not in HALF:  # sums of few digits are taken in more, and not cut
+        whole.discard(max(summed, key=lambda label: max(sizes[label])))
+    operands = _aligned(this.operands, labels, whole)
+    aligned = Application(this.operator, operands, this.attributes, this.specs, this.outputs, this.tiles)
+    return blockwise(aligned, labels, [output], whole=whole, function=block_of_sum)
+
+
+def _aligned(operands: Arrays, labels: list[tuple[int, ...]], whole: set[int]) -> Arrays:
+    """Operands with equal blocks along equal labels: those of the largest one, for it costs most to cut anew."""
+    chunks: dict[int, Any] = {}
+    for array, each in sorted(zip(operands, labels, strict=True), key=lambda pair: -pair[0].nbytes):
+        for label, lengths in zip(each, array.chunks, strict=True):
+            if label not in chunks or sum(chunks[label]) == 1:
+                chunks[label] = lengths if label not in whole else (sum(lengths),)
+    return tuple(
+        array.rechunk({i: chunks[label] for i, label in enumerate(each) if array.shape[i] == sum(chunks[label])})
+        for array, each in zip(operands, labels, strict=True)
+    )
+
+
+def _matmul(this: Application) -> Arrays | None:
+    (a, b), rank = this.specs, len(this.outputs[0].shape)
+    row, column = len(a.shape) == 1, len(b.shape) == 1
+    batch = tuple(range(rank - (not row) - (not column)))
+    i, k, j = 100, 101, 102
+    left = (*batch[len(batch) - max(0, len(a.shape) - 2) :], *(() if row else (i,)), k)
+    right = (*batch[len(batch) - max(0, len(b.shape) - 2) :], k, *(() if column else (j,)))
+    return _contract(this, [left, right], (*batch, *(() if row else (i,)), *(() if column else (j,))))
+
+
+def _vecdot(this: Application) -> Arrays | None:
+    rank = len(this.outputs[0].shape)
+    labels = [(*range(rank - len(spec.shape) + 1, rank), 100) for spec in this.specs]
+    return _contract(this, labels, tuple(range(rank)))
+
+
+def _tensordot(this: Application) -> Arrays | None:
+    (a, b), left = this.specs, this.attributes["a_axes"]
+    first = list(range(len(a.shape)))
+    second = list(range(100, 100 + len(b.shape)))
+    for one, other in zip(left, this.attributes["b_axes"], strict=True):
+        second[other] = first[one]
+    kept = [*(label for i, label in enumerate(first) if i not in left), *(label for label in second if label >= 100)]
+    return _contract(this, [tuple(first), tuple(second)], tuple(kept))
+
+
+def _einsum(this: Application) -> Arrays | None:
+    operands, output = this.attributes["subscripts"].split("->")
+    labels = [tuple(map(ord, each)) for each in operands.split(",")]
+    return _contract(this, labels, tuple(map(ord, output)))
+
+
+def _outer(this: Application) -> Arrays:
+    return blockwise(this, [(0,), (1,)], [(0, 1)])
+
+
+def _addmm(this: Application) -> Arrays:
+    c, a, b = this.operands
+    product = _then(this, "matmul", a, b)
+    return (_then(this, "astype", _then(this, "add", c, product), dtype=this.outputs[0].dtype),)
+
+
+# --- movement: Dask's own ---------------------------------------------------------------------------------------------
+def _moved(function: Callable[[da.Array, dict[str, Any]], da.Array]) -> Rule:
+    return lambda this: (function(this.operands[0], this.attributes),)
+
+
+def _reshape(this: Application) -> Arrays | None:
+    try:
+        return (da.reshape(this.operands[0], this.outputs[0].shape),)
+    except NotImplementedError:  # Dask merges and splits axes, and does not mix them
+        return None
+
+
+def _joined(this: Application) -> Arrays | None:
+    axis = this.attributes["axis"]
+    if axis is None:
+        return None
+    same = [_then(this, "astype", x, dtype=this.outputs[0].dtype) for x in this.operands]
+    return ((da.concatenate if this.operator.name == "concat" else da.stack)(same, axis=axis),)
+
+
+def _slice(x: da.Array, a: dict[str, Any]) -> da.Array:
+    index = []
+    for start, length, step in zip(a["start"], a["length"], a["step"], strict=True):
+        stop = start + length * step
+        index.append(slice(start, None if stop < 0 else stop, step))
+    return x[tuple(index)]
+
+
+def _broadcast(this: Application) -> Arrays:
+    (x,), (output,) = this.operands, this.outputs
+    chunks = list(this.tiles.chunks(output.shape, x.dtype))
+    for axis in range(1, x.ndim + 1):
+        if x.shape[-axis] == output.shape[-axis]:
+            chunks[-axis] = x.chunks[-axis]
+    return (da.broadcast_to(x, output.shape, chunks=tuple(chunks)),)
+
+
+# --- arrays from nothing ----------------------------------------------------------------------------------------------
+def _filled(this: Application) -> Arrays:
+    """Of a scalar, which is all that travels."""
+    (output,), name = this.outputs, this.operator.name
+    value: Any = this.operands[0] if this.operands else np.asarray(name == "ones", DTYPES[output.dtype])
+    scalar = value if isinstance(value, da.Array) else da.from_array(value)
+    return (_windows(this, "full", scalar, {}, False),)
+
+
+def _random(this: Application) -> Arrays:
+    attributes = {name: value for name, value in this.attributes.items() if name != "shape"}
+    return (_windows(this, f"{this.operator.name}_part", this.operands[0], attributes, True),)
+
+
+def draw(operand: Any, start: Any, *, name: str, attributes: tuple[tuple[str, Any], ...]) -> Any:
+    """A block that is made of a scalar or a key, and of its place."""
+    return apply(name, operand, *([] if start is None else [start]), **dict(attributes))
+
+
+def _windows(this: Application, name: str, operand: da.Array, attributes: dict[str, Any], placed: bool) -> da.Array:
+    from dask.highlevelgraph import HighLevelGraph
+
+    (output,) = this.outputs
+    dtype = DTYPES[output.dtype]
+    chunks = this.tiles.chunks(output.shape, dtype)
+    operand = operand.rechunk(-1)
+    token = f"{name}-{da.core.tokenize(operand.name, output.shape, chunks, attributes)}"
+    whole = {"whole": output.shape} if placed else {}
+    starts = [np.cumsum((0, *lengths[:-1])) for lengths in chunks]
+    source = (operand.name, *(0 for _ in range(operand.ndim)))
+    layer = {}
+    for index in np.ndindex(*map(len, chunks)):
+        shape = tuple(int(lengths[i]) for lengths, i in zip(chunks, index, strict=True))
+        start = np.asarray([each[i] for each, i in zip(starts, index, strict=True)], np.int64) if placed else None
+        given = tuple({"shape": shape, **whole, **attributes}.items())
+        layer[(token, *index)] = (partial(draw, name=name, attributes=given), source, start)
+    graph = HighLevelGraph.from_collections(token, layer, dependencies=[operand])
+    return da.Array(graph, token, chunks, dtype=dtype, meta=np.empty((0,) * len(chunks), dtype))
+
+
+_ALONG = (
+    "cumulative_sum", "cumulative_prod", "cumulative_max", "cumulative_min", "diff", "gradient", "sort", "argsort",
+    "partition", "argpartition", "topk", "median", "nanmedian", "nanmean", "nanvar", "argmax", "argmin", "nanargmax",
+    "nanargmin", "norm", "fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fftn", "ifftn", "rfftn", "irfftn",
+    "fftshift", "ifftshift", "repeat",
+)  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_COMBINED, _tree),
+    **dict.fromkeys(_ALONG, _along),
+    **dict.fromkeys(LINALG - {"norm", "solve"}, _batched(2)),
+    "mean": _mean,
+    "var": _var,
+    "take": _take,
+    "take_along_axis": _take_along,
+    "scatter": _take_along,
+    "matmul": _matmul,
+    "vecdot": _vecdot,
+    "tensordot": _tensordot,
+    "einsum": _einsum,
+    "outer": _outer,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "reshape": _reshape,
+    "permute_dims": _moved(lambda x, a: da.transpose(x, a["axes"])),
+    "expand_dims": _moved(lambda x, a: da.expand_dims(x, a["axes"])),
+    "squeeze": _moved(lambda x, a: da.squeeze(x, axis=a["axes"])),
+    "flip": _moved(lambda x, a: da.flip(x, a["axes"])),
+    "slice": _moved(_slice),
+    "diagonal": _moved(lambda x, a: da.diagonal(x, a["offset"], a["axis1"], a["axis2"])),
+    "tril": _moved(lambda x, a: da.tril(x, a["k"])),
+    "triu": _moved(lambda x, a: da.triu(x, a["k"])),
+    "concat": _joined,
+    "stack": _joined,
+    "broadcast_to": _broadcast,
+    "zeros": _filled,
+    "ones": _filled,
+    "full": _filled,
+    "random_bits": _random,
+    "random_uniform": _random,
+    "random_normal": _random,
+    **dict.fromkeys((operator.name for operator in activation.OPERATORS), _elementwise),
+    "convolution": _leading(lambda this: 1),
+    **dict.fromkeys(
+        (
+            name
+            for name in CATALOGUE
+            if name.removesuffix("_with_indices")[-2:] in ("1d", "2d", "3d") and ("pool" in name or "upsample" in name)
+        ),
+        _leading(_images),
+    ),
+    "native_layer_norm": _leading(_rows),
+    "native_group_norm": _leading(lambda this: 1),
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "embedding": _embedding,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+}
+"""Rule of each operator that has a tiled form."""
