@@ -59,6 +59,7 @@ __all__ = [
     "Task",
     "TaskRef",
     "Tuple",
+    "convert_legacy_graph",
     "expression_of",
     "identity_cast",
     "named_tuple",

@@ -15,9 +15,11 @@ import zarr
 
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.check import specs as specs_of
-from goblin_dask.graphs.operators import CATALOGUE
+from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE
+from goblin_dask.graphs.operators.base import Kind
 from goblin_dask.graphs.program import Program
 from goblin_dask.labnode.tiled.blocks import Application, Tiles, single, spec_of
+from goblin_dask.labnode.tiled.drawing import drawn_where_used
 from goblin_dask.labnode.tiled.rules import tile
 from goblin_dask.labnode.tiling import DEFAULT_MEMORY, task_memory
 from goblin_dask.messages import ArraySpec, GridOffer
@@ -62,6 +64,7 @@ def tiled(program: Program, inputs: Sequence[Any], *, offer: GridOffer | None = 
     if len(given) != len(program.inputs):
         raise InputError(f"the program has {len(program.inputs)} inputs, {len(given)} were given")
     values = [_input(i, x, spec, tiles) for i, (x, spec) in enumerate(zip(given, program.inputs, strict=True))]
+    drawn: set[str] = set()
     for node in program.nodes:
         operator = CATALOGUE[node.operator]
         operands = tuple(values[operand] for operand in node.operands)
@@ -70,8 +73,18 @@ def tiled(program: Program, inputs: Sequence[Any], *, offer: GridOffer | None = 
         this = Application(operator, operands, operator.complete(node.attributes), read, outputs, tiles)
         made = tile(this)
         values.extend(single(this) if made is None else made)
-    found = tuple(values[output] for output in program.outputs)
+        if made is not None and _is_drawn(this, drawn):
+            drawn.update(each.name for each in made)
+    found = tuple(drawn_where_used([values[output] for output in program.outputs], drawn))
     return found[0] if len(found) == 1 else found
+
+
+def _is_drawn(this: Application, drawn: set[str]) -> bool:
+    """Whether it makes arrays of keys and scalars alone."""
+    if Kind.RANDOM in this.operator.kinds or Kind.CREATION in this.operator.kinds:
+        return True
+    elementwise = this.operator.name in ELEMENTWISE or this.operator.name == "broadcast_to"
+    return elementwise and all(each.name in drawn or each.size == 1 for each in this.operands)
 
 
 def _tiles(offer: GridOffer | None) -> Tiles:
