@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from goblin_dask.graphs.operators import CATALOGUE
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.recorder import ops
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def applies_operators(function: F) -> F:
+    """Mark a function that does nothing but apply operators with `apply`, and take its arguments apart.
+
+    Its recording is what it does: a check of one against the other would run the same kernels twice.
+    """
+    function.applies_operators = True  # type: ignore[attr-defined]
+    return function
 
 
 def apply(name: str, *operands: Any, **attributes: Any) -> Any:

@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from goblin_dask.graphs.capture.dask_internals import Alias, DataNode, Task, TaskRef, tokenize
+from goblin_dask.graphs.capture.dask_internals import (
+    Alias,
+    DataNode,
+    NestedContainer,
+    Task,
+    TaskRef,
+    identity_cast,
+    tokenize,
+)
 from goblin_dask.graphs.capture.pytree import is_array
 
 _PLAIN = frozenset({int, str, bool, bytes, type(None), type(Ellipsis)})
@@ -118,6 +126,23 @@ class Skeletons:
         if isinstance(value, (np.dtype, type)):
             return ("type", value)
         return ("object", tokenize(value))
+
+
+def only_applies(node: Any) -> bool:
+    """Whether a task calls nothing but functions marked by `goblin_dask.graphs.apply.applies_operators`."""
+    if isinstance(node, NestedContainer):
+        return all(map(only_applies, node.args))
+    if isinstance(node, Task):
+        function = node.func
+        while isinstance(function, functools.partial):
+            function = function.func
+        known = function is identity_cast or getattr(function, "applies_operators", False)
+        return known and all(map(only_applies, (*node.args, *node.kwargs.values())))
+    if isinstance(node, DataNode):
+        return not callable(node.value)
+    if isinstance(node, (tuple, list)):
+        return all(map(only_applies, node))
+    return not callable(node) or isinstance(node, (TaskRef, Alias))
 
 
 def evaluate(node: Any, refs: Iterator[Any], literals: Iterator[Any], route: Any) -> Any:

@@ -21,6 +21,8 @@ from goblin_dask.messages import ArraySpec
 
 WORDS = 4
 """64-bit words that one count of Philox gives."""
+COUNTERS = 2**256
+"""Counts before it begins again."""
 
 
 def _infer(fixed: str = "") -> Callable[[Specs, Any], Specs]:
@@ -59,9 +61,12 @@ def _runs(start: Any, shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[A
 def _read(key: Any, begins: Any, length: int) -> Any:
     """The generator's words of some runs, one after the other."""
     words = np.empty((len(begins), length), np.uint64)
+    generator, at = np.random.Philox(key=key), 0  # one that is moved on: another for each run takes ten times as long
     for row, begin in zip(words, begins.tolist(), strict=True):
-        skipped = begin % WORDS
-        row[...] = np.random.Philox(key=key, counter=begin // WORDS).random_raw(skipped + length)[skipped:]
+        count, skipped = divmod(begin, WORDS)
+        generator.advance((count - at) % COUNTERS)
+        row[...] = generator.random_raw(skipped + length)[skipped:]
+        at = count - (-(skipped + length) // WORDS)
     return words.reshape(-1)
 
 

@@ -14,7 +14,7 @@ import dask.array as da
 import numpy as np
 
 from goblin_dask.errors import TooLarge
-from goblin_dask.graphs.apply import apply
+from goblin_dask.graphs.apply import applies_operators, apply
 from goblin_dask.graphs.builder import Builder, infer
 from goblin_dask.graphs.cost import peak
 from goblin_dask.graphs.operators import CATALOGUE
@@ -77,11 +77,13 @@ def spec_of(array: da.Array) -> ArraySpec:
     return ArraySpec(tuple(map(int, array.shape)), array.dtype.name)
 
 
+@applies_operators
 def block(*arrays: Any, operator: str, attributes: tuple[tuple[str, Any], ...]) -> Any:
     """The operator on blocks."""
     return apply(operator, *(_blocks(each)[0] for each in arrays), **dict(attributes))
 
 
+@applies_operators
 def block_of_sum(*arrays: Any, operator: str, attributes: tuple[tuple[str, Any], ...]) -> Any:
     """The sum, along the one label of several blocks that no output has, of the operator on blocks."""
     lists = [_blocks(each) for each in arrays]
@@ -98,6 +100,7 @@ def _blocks(value: Any) -> list[Any]:
     return [each for item in value for each in _blocks(item)] if isinstance(value, list) else [value]
 
 
+@applies_operators
 def pick(outputs: Any, *, number: int) -> Any:
     """One of several outputs of a block."""
     return outputs[number]

@@ -10,7 +10,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from goblin_dask.graphs.apply import apply
+from goblin_dask.graphs.apply import applies_operators, apply
 from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, LINALG, activation
 from goblin_dask.graphs.operators.dtypes import DTYPES
 from goblin_dask.labnode.tiled.blocks import Application, Arrays, block_of_sum, blockwise
@@ -49,6 +49,7 @@ _COMBINED = {
 """Reductions of parts whose results are reduced further, and by what."""
 
 
+@applies_operators
 def _reduce(x: Any, axis: Any, keepdims: bool, *, name: str, attributes: tuple[tuple[str, Any], ...]) -> Any:
     return apply(name, x, axes=axis, keepdims=keepdims, **dict(attributes))
 
@@ -348,6 +349,11 @@ def _broadcast(this: Application) -> Arrays:
 
 
 # --- arrays from nothing ----------------------------------------------------------------------------------------------
+def _constant(this: Application) -> Arrays:
+    """What is part of the program is known here."""
+    return (da.from_array(apply("constant", **this.attributes), chunks=-1),)
+
+
 def _filled(this: Application) -> Arrays:
     """Of a scalar, which is all that travels."""
     (output,), name = this.outputs, this.operator.name
@@ -361,9 +367,14 @@ def _random(this: Application) -> Arrays:
     return (_windows(this, f"{this.operator.name}_part", this.operands[0], attributes, True),)
 
 
+@applies_operators
 def draw(operand: Any, start: Any, *, name: str, attributes: tuple[tuple[str, Any], ...]) -> Any:
     """A block that is made of a scalar or a key, and of its place."""
     return apply(name, operand, *([] if start is None else [start]), **dict(attributes))
+
+
+RUN = 1 << 13
+"""Neighbouring elements of a block that is drawn: to move the generator on costs as much as to draw thousands."""
 
 
 def _windows(this: Application, name: str, operand: da.Array, attributes: dict[str, Any], placed: bool) -> da.Array:
@@ -372,6 +383,11 @@ def _windows(this: Application, name: str, operand: da.Array, attributes: dict[s
     (output,) = this.outputs
     dtype = DTYPES[output.dtype]
     chunks = this.tiles.chunks(output.shape, dtype)
+    if placed and len(output.shape) > 1 and max(chunks[-1]) < min(RUN, output.shape[-1]):
+        last = min(RUN, output.shape[-1])
+        rest = max(1, this.tiles.block // (last * dtype.itemsize))
+        before = da.core.normalize_chunks("auto", output.shape[:-1], limit=rest, dtype="u1")
+        chunks = (*before, *da.core.normalize_chunks((last,), output.shape[-1:]))
     operand = operand.rechunk(-1)
     token = f"{name}-{da.core.tokenize(operand.name, output.shape, chunks, attributes)}"
     whole = {"whole": output.shape} if placed else {}
@@ -423,6 +439,7 @@ RULES: dict[str, Rule] = {
     "concat": _joined,
     "stack": _joined,
     "broadcast_to": _broadcast,
+    "constant": _constant,
     "zeros": _filled,
     "ones": _filled,
     "full": _filled,
