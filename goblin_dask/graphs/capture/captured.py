@@ -112,8 +112,8 @@ class CapturedProgram:
     parameters : dict of str to numpy.ndarray
         Parameters, buffers and constants that it reads, by name; what the module uses twice is there once.
     state : tuple of str
-        Buffers that it changes. Then a call returns a pair: the result, and a dict of what they become. Nothing is
-        written into the module, nor kept here.
+        Buffers that it changes, and arguments, as ``argument 0``. Then a call returns a pair: the result, and a dict of
+        what they become. Nothing is written into the module, nor kept here.
     draws : bool
         Whether it draws random numbers (dropout), and so needs a ``key``.
     batched : tuple of bool

@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.capture.aten.base import Call, Ref
 
-IGNORED = re.compile(r"aten\._assert_|aten\.sym_constrain|aten\._assert_scalar|aten\._assert_tensor_metadata")
-"""Nodes that only check what a program was captured for."""
+IGNORED = re.compile(r"aten\._assert_|aten\.sym_constrain|aten\._linalg_check_errors")
+"""Nodes that only check: what a program was captured for; LAPACK's complaints, which are the catalogue's too."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n?\s*([^\n]*)')
 
@@ -216,6 +216,8 @@ def _graph(exported: Any, structure: Any, tensors: Sequence[int]) -> Graph:
                 slots.append(Slot(name, "leaf", next(leaf)))
         elif spec.kind in (kinds.InputKind.PARAMETER, kinds.InputKind.BUFFER, kinds.InputKind.CONSTANT_TENSOR):
             slots.append(Slot(name, "array", target=arrays.name(spec.target)))
+        elif spec.kind == kinds.InputKind.TOKEN:
+            slots.append(Slot(name, "number"))
         else:
             raise InputError(f"the program reads {spec.target or name!r}, which is no tensor: {spec.kind.name}")
     outputs, state = [], []
@@ -227,9 +229,14 @@ def _graph(exported: Any, structure: Any, tensors: Sequence[int]) -> Graph:
             outputs.append(value)
         elif spec.kind == kinds.OutputKind.BUFFER_MUTATION:
             state.append((spec.target.removeprefix("wrapped."), value))
+        elif spec.kind == kinds.OutputKind.TOKEN:
+            continue  # of checks, which `_calls` leaves out
+        elif spec.kind == kinds.OutputKind.USER_INPUT_MUTATION:
+            number = next(slot.index for slot in slots if slot.name == spec.target)
+            state.append((f"argument {number}", value))
         else:
             raise InputError(
-                f"the program writes into {spec.target!r}, which is an argument or a parameter: return it instead"
+                f"the program writes into {spec.target!r}, which is no buffer and no argument: return it instead"
             )
     calls = tuple(_calls(exported.graph_module, arrays, slots))
     return Graph(tuple(slots), calls, tuple(outputs), tuple(state), structure, arrays.values)
@@ -259,6 +266,7 @@ class _Arrays:
 
 
 def _calls(module: Any, arrays: _Arrays, slots: list[Slot]) -> Iterator[Call]:
+    left_out: set[Any] = set()
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
@@ -269,7 +277,10 @@ def _calls(module: Any, arrays: _Arrays, slots: list[Slot]) -> Iterator[Call]:
             slots.append(Slot(node.name, "array", target=arrays.constant(node.target, value)))
             continue
         target = _target(node.target)
-        if IGNORED.match(target):
+        if target == "higher_order.with_effects":  # a node that must not be left out, as PyTorch sees it
+            target = _target(node.args[1])
+        if IGNORED.match(target) or left_out.intersection(node.all_input_nodes):
+            left_out.add(node)
             continue
         args, kwargs = pytree.tree_map(_plain, (node.args, dict(node.kwargs)), is_leaf=_is_plain)
         yield Call(
@@ -289,6 +300,8 @@ _PLACES = ("device", "layout", "pin_memory", "memory_format")
 def _target(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.__name__}"
     return f"operator.{getattr(target, '__name__', target)}"
 
 

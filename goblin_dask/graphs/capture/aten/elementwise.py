@@ -17,7 +17,7 @@ UNARY = {
     "atanh": "atanh", "ceil": "ceil", "cos": "cos", "cosh": "cosh", "digamma": "digamma", "erf": "erf",
     "erfc": "erfc", "erfinv": "erfinv", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "floor": "floor",
     "lgamma": "lgamma", "log": "log", "log10": "log10", "log1p": "log1p", "log2": "log2", "neg": "negative",
-    "positive": "positive", "reciprocal": "reciprocal", "relu": "relu", "sigmoid": "sigmoid", "sin": "sin",
+    "positive": "positive", "reciprocal": "reciprocal", "sigmoid": "sigmoid", "sin": "sin",
     "sinh": "sinh", "sqrt": "sqrt", "square": "square", "tan": "tan", "tanh": "tanh", "trunc": "trunc",
     "bitwise_not": "bitwise_invert", "i0": "i0", "special_ndtri": "ndtri", "special_log_ndtr": "log_ndtr",
     "sinc": "sinc", "rad2deg": "rad2deg", "deg2rad": "deg2rad", "angle": "angle", "conj_physical": "conj",
@@ -319,6 +319,11 @@ def _polar(call: Call, size: Tracer, angle: Tracer) -> Tracer:
 
 
 # --- activation functions -------------------------------------------------------------------------------------------
+@lowers("aten.relu.default")
+def _relu(call: Call, x: Tracer) -> Tracer:
+    return op("relu", x) if x.dtype.kind in "fV" else op("maximum", x, array(0, x.dtype.name))
+
+
 @lowers("aten.gelu.default")
 def _gelu(call: Call, x: Tracer, *, approximate: str = "none") -> Tracer:
     return op("gelu", x, approximate=approximate)
