@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from goblin_dask.graphs.backends.pytorch_kernels import OWN
 from goblin_dask.graphs.operators import CATALOGUE
 from goblin_dask.graphs.standard import STANDARD, support
+from goblin_dask.labnode.tiled.rules import RULES
 
 HERE = Path(__file__).parent
 
@@ -19,16 +21,21 @@ def operators() -> str:
         "# Operators",
         "",
         f"The catalogue has {len(CATALOGUE)} operators; a volunteer computes nothing else. This page is generated from",
-        "their declarations (`make docs`).",
+        "their declarations (`make docs`). *Check* is how a result is verified where that is cheaper than to compute",
+        "it again, or where another result is as right (docs/verification.md). *In blocks*: `lab.run` cuts it, so that",
+        "its arrays may be larger than any machine. *PyTorch*: that backend has a kernel of its own; all others are",
+        "NumPy's.",
         "",
-        "| operator | what it gives | kinds | operands | attributes | check |",
-        "|---|---|---|---|---|---|",
+        "| operator | what it gives | kinds | operands | attributes | check | in blocks | PyTorch |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, operator in sorted(CATALOGUE.items()):
         kinds = ", ".join(sorted(kind.name.lower() for kind in operator.kinds))
         attributes = ", ".join(f"`{attribute}`" for attribute in operator.attributes) or "–"
         operands = "any" if operator.arity is None else str(operator.arity)
-        lines.append(f"| `{name}` | {operator.summary} | {kinds} | {operands} | {attributes} | {operator.check} |")
+        more = " | ".join("yes" if name in table else "–" for table in (RULES, OWN))
+        row = f"| `{name}` | {operator.summary} | {kinds} | {operands} | {attributes} | {operator.check} | {more} |"
+        lines.append(row)
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.builder import Builder
@@ -11,7 +12,6 @@ from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.operators import CATALOGUE
 from goblin_dask.messages import ArraySpec
 from goblin_dask.testing.liars import corrupt
-from goblin_dask.verify.bounds import Bounded
 from goblin_dask.verify.check import check_result, plan_check, thresholds
 from goblin_dask.verify.claims import check_claims, claims_of
 from goblin_dask.verify.relations import RELATIONS
@@ -86,6 +86,7 @@ def judged(program, operands, outputs, seed=1):
 def by_torch(name, operands, attributes):
     """The same by PyTorch, which calls another LAPACK in other ways."""
     torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
     linalg, given = torch.linalg, [torch.from_numpy(np.array(o)) for o in operands]
     if name == "qr":
         found = linalg.qr(*given, **attributes)
@@ -102,11 +103,19 @@ def by_torch(name, operands, attributes):
     return [part.resolve_conj().numpy() for part in found]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Several make small decompositions slow, on a busy machine very slow."""
+    with threadpool_limits(1):
+        yield
+
+
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_honest_decompositions_are_accepted(sample, full, report):
     """Every kind of matrix, size and dtype, by two libraries; the largest residual over its tolerance."""
     worst, count, rng = {}, 0, np.random.default_rng(5)
-    for dtype, (m, n) in sample(CASES, 9):
+    for dtype, (m, n) in sample(CASES, 6):
         for kind, a in matrices(rng, m, n).items():
             a = (a + 1j * np.roll(a, 1)).astype(dtype) if dtype.startswith("c") else a.astype(dtype)
             for name, operands, attributes in applications(rng, a):
@@ -132,7 +141,7 @@ def test_honest_decompositions_are_accepted(sample, full, report):
         f"honest decompositions: {count} accepted, none refused; largest residual over its tolerance: "
         + ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(worst.items()))
     )
-    assert count > (500 if not full else 3000)
+    assert count > (300 if not full else 3000)
 
 
 LIES = ("entry", "tile", "zeros", "permuted", "sign", "nan")
@@ -386,6 +395,10 @@ class TestClaims:
 
 def test_relations_are_of_operators():
     assert RELATIONS.keys() <= CATALOGUE.keys()
+    rules = {name: operator.check for name, operator in CATALOGUE.items()}
+    assert {name: rule for name, rule in rules.items() if rule not in ("recompute", "projection")} == {
+        name: relation.rule for name, relation in RELATIONS.items()
+    }
     assert {relation.rule for relation in RELATIONS.values()} == {"residual", "order", "combination"}
 
 
@@ -394,4 +407,3 @@ def test_large_ones_are_checked_by_relation_and_small_ones_again():
     for name in ("qr", "svd", "eigh"):
         assert plan_check(program_of(name, (large,))).method == "relation"
         assert plan_check(program_of(name, (small,))).method == "recompute"
-    assert isinstance(Bounded(large, large).errors(), tuple)

@@ -89,6 +89,7 @@ def _one(name: str, summary: str) -> Operator:
         flops=_flops,
         workspace=_workspace,
         contiguous=True,
+        check="combination",
     )
 
 
@@ -136,6 +137,7 @@ def _several(name: str, summary: str) -> Operator:
         flops=_flops,
         workspace=_workspace,
         contiguous=True,
+        check="combination",
     )
 
 

@@ -370,6 +370,7 @@ OPERATORS: tuple[Operator, ...] = (
         4,
         outputs=2,
         attributes={"mode": Choice("reduced", ("reduced", "complete"))},
+        check="residual",
     ),
     _op(
         "svd",
@@ -380,6 +381,7 @@ OPERATORS: tuple[Operator, ...] = (
         12,
         outputs=3,
         attributes={"full_matrices": Bool(True)},
+        check="residual",
     ),
     _op("svdvals", "Singular values.", _infer_singular_values, _of_numpy("svdvals"), _examples(*ANY), 4),
     _op(
@@ -390,6 +392,7 @@ OPERATORS: tuple[Operator, ...] = (
         _examples(*SQUARE, upper=True),
         1 / 3,
         attributes={"upper": Bool(False)},
+        check="residual",
     ),
     _op(
         "lu",
@@ -399,8 +402,18 @@ OPERATORS: tuple[Operator, ...] = (
         _examples(*ANY, (1, 1)),
         2 / 3,
         outputs=3,
+        check="residual",
     ),
-    _op("solve", "Solution of linear equations.", _infer_solve, _of_numpy("solve"), _examples_solve(True), 1, arity=2),
+    _op(
+        "solve",
+        "Solution of linear equations.",
+        _infer_solve,
+        _of_numpy("solve"),
+        _examples_solve(True),
+        1,
+        arity=2,
+        check="residual",
+    ),
     _op(
         "solve_triangular",
         "Solution of linear equations with a triangular matrix (or its transpose, ``trans=1``; conjugate, 2).",
@@ -410,8 +423,9 @@ OPERATORS: tuple[Operator, ...] = (
         1,
         arity=2,
         attributes={"lower": Bool(False), "trans": Int(0, low=0, high=2), "unit_diagonal": Bool(False)},
+        check="residual",
     ),
-    _op("inv", "Inverse.", _infer_square, _of_numpy("inv"), _examples(*SQUARE), 2),
+    _op("inv", "Inverse.", _infer_square, _of_numpy("inv"), _examples(*SQUARE), 2, check="residual"),
     _op("det", "Determinant.", _infer_determinant, _of_numpy("det"), _examples(*SQUARE), 2 / 3),
     _op(
         "slogdet",
@@ -431,6 +445,7 @@ OPERATORS: tuple[Operator, ...] = (
         9,
         outputs=2,
         attributes={"triangle": Choice("L", ("L", "U"))},
+        check="residual",
     ),
     _op(
         "eigvalsh",

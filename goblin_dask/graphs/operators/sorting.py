@@ -272,8 +272,22 @@ def _statistics(name: str, summary: str, attributes: Any = OVER_AXES, probabilit
 
 
 OPERATORS: tuple[Operator, ...] = (
-    _sort("sort", "Elements of an axis in ascending order, NaN last.", _infer_sort(), _sorting("sort"), _BY_AXIS),
-    _sort("argsort", "Indices that sort an axis.", _infer_sort("int64"), _sorting("argsort"), _BY_AXIS),
+    _sort(
+        "sort",
+        "Elements of an axis in ascending order, NaN last.",
+        _infer_sort(),
+        _sorting("sort"),
+        _BY_AXIS,
+        check="order",
+    ),
+    _sort(
+        "argsort",
+        "Indices that sort an axis.",
+        _infer_sort("int64"),
+        _sorting("argsort"),
+        _BY_AXIS,
+        check="order",
+    ),
     _sort(
         "partition",
         "An axis reordered so that elements number ``kth`` stand where sorting puts them.",
@@ -281,6 +295,7 @@ OPERATORS: tuple[Operator, ...] = (
         _partitioning("partition"),
         {"axis": Axis(0), "kth": Ints(low=0)},
         examples=_examples_axis(ORDERED, kth=(1,)),
+        check="order",
     ),
     _sort(
         "argpartition",
@@ -289,6 +304,7 @@ OPERATORS: tuple[Operator, ...] = (
         _partitioning("argpartition"),
         {"axis": Axis(0), "kth": Ints(low=0)},
         examples=_examples_axis(ORDERED, kth=(1, 2)),
+        check="order",
     ),
     _sort(
         "topk",
