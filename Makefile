@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 SIZE ?= 16384
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: all demo test full check bench peer-tests format docs chromium clean
+.PHONY: all demo test full check bench gpu peer-tests format docs chromium clean
 
 all: $(INSTALLED)
 
@@ -37,6 +37,10 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+
+# Operators, samples and models on the GPU, where there is one.
+gpu: $(INSTALLED)
+	$(BIN)/python -m tests.gpu
 
 peer-tests: $(INSTALLED)
 	$(BIN)/python -m tests.peer

@@ -39,11 +39,13 @@ def run(arguments, folder):
 
 
 @pytest.mark.system
-def test_the_readme_example_runs(tmp_path):
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "example.py").write_text(snippet)
+def test_the_readme_examples_run(tmp_path):
+    first, second = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "example.py").write_text(first)
     assert "algebraic" in run(["example.py"], tmp_path)
     assert (tmp_path / "c.zarr").is_dir()
+    (tmp_path / "networks.py").write_text(f"{second}\nprint(scores.shape, scores.dtype)\n")
+    assert "(4000, 10) float32" in run(["-W", "ignore", "networks.py"], tmp_path)
 
 
 @pytest.mark.system

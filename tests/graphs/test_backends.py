@@ -14,6 +14,7 @@ from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.operators import CATALOGUE, INDEXING, MOVEMENT
 from goblin_dask.messages import ArraySpec
 
+from ..gpu import here
 from .test_operators import applied
 from .test_operators_drawn import applications, examples, meaningful
 
@@ -23,9 +24,10 @@ ROUNDED = 64
 """Units in the last place that two libraries' functions, or orders of a sum, may be apart: of the largest element."""
 
 
-def devices():
-    torch = pytest.importorskip("torch")
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+def backends():
+    """PyTorch on the CPU, and whatever GPUs there are."""
+    pytest.importorskip("torch")
+    return [backend_named("torch"), *map(backend_named, here())]
 
 
 def same(got, wanted, name, operands=()):
@@ -63,8 +65,7 @@ def both(backend, name, operands, attributes):
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_examples(name):
-    for device in devices():
-        backend = backend_named(f"torch:{device}")
+    for backend in backends():
         for operands, attributes in CATALOGUE[name].examples():
             before = [operand.tobytes() for operand in operands]
             found = both(backend, name, operands, attributes)
@@ -82,7 +83,7 @@ def test_on_drawn_operands(name, full, report):
     if name not in OWN:
         return
     counted = Counter()
-    backends = [backend_named(f"torch:{device}") for device in devices()]
+    those = backends()
 
     def test(application):
         operands, attributes = application
@@ -90,7 +91,7 @@ def test_on_drawn_operands(name, full, report):
             warnings.simplefilter("ignore")
             if not meaningful(name, operands, attributes) or overflows(name, operands):
                 return
-            for backend in backends:
+            for backend in those:
                 found = both(backend, name, operands, attributes)
                 counted["refused" if found is None else "computed"] += 1
                 for got, wanted in zip(*found, strict=True) if found else ():

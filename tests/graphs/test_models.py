@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 
 from goblin_dask.testing.models import MODELS  # noqa: E402 needs PyTorch
 
+from ..gpu import here  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -24,8 +26,7 @@ def results(value):
 def backends():
     yield NUMPY
     yield backend_named("torch")
-    if torch.cuda.is_available():
-        yield backend_named("torch:cuda")
+    yield from map(backend_named, here())
 
 
 @pytest.mark.full

@@ -18,6 +18,8 @@ samples = pytest.importorskip("torch.testing._internal.common_methods_invocation
 
 from goblin_dask.graphs.capture.torch_internals import to_numpy  # noqa: E402 needs PyTorch
 
+from ..gpu import here  # noqa: E402
+
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.filterwarnings("ignore")]
 
 DTYPES = (torch.float32, torch.int64, torch.complex64, torch.bool, torch.bfloat16)
@@ -130,7 +132,7 @@ def run(info, dtype, sample, backends):
 def test_samples_of_pytorch(full, sample, report):
     known = list(operators())
     chosen = sample(known, 12)
-    backends = [NUMPY, backend_named("torch")]
+    backends = [NUMPY, backend_named("torch"), *map(backend_named, here())]
     counted, reasons = Counter(), Counter()
     for info in chosen:
         for number, (dtype, each) in enumerate(cases(info)):

@@ -75,8 +75,9 @@ def array(value: Any, dtype: str | None = None) -> Tracer:
 
 
 def arrays(call: Call, *values: Any) -> tuple[Tracer, ...]:
-    """Operands in the dtype that they are computed in."""
-    return tuple(array(value, call.promoted or call.dtype) for value in values)
+    """Operands in the dtype that they are computed in: of integers, functions are computed in the result's."""
+    floating = bool(call.dtypes) and np.dtype(call.dtype).kind in "fcV"
+    return tuple(array(value, call.dtype if floating else call.promoted or call.dtype) for value in values)
 
 
 def optional(*values: Any) -> tuple[Tracer, ...]:
@@ -93,7 +94,9 @@ def axis_of(x: Tracer, dim: Any) -> int:
 
 
 def axes_of(x: Tracer, dim: Any) -> tuple[int, ...]:
-    """Axes counted from the front; none means all."""
+    """Axes counted from the front; none means all. Scalars have none, whatever is said."""
+    if not x.ndim:
+        return ()
     if dim is None or (isinstance(dim, Sequence) and not len(dim)):
         return tuple(range(x.ndim))
     dims = dim if isinstance(dim, Sequence) else (dim,)

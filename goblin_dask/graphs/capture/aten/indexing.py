@@ -87,6 +87,8 @@ def _take(call: Call, x: Tracer, index: Tracer) -> Tracer:
 
 @lowers("aten.gather.default")
 def _gather(call: Call, x: Tracer, dim: int, index: Tracer, *, sparse_grad: bool = False) -> Tracer:
+    if not index.size:
+        return broadcast_to(array(0, x.dtype.name), index.shape)
     if not x.ndim:
         return broadcast_to(x, index.shape)
     if not index.ndim:
