@@ -47,6 +47,11 @@ def _call(function: Any) -> Callable[[tuple[Tensor, ...], Attributes], Any]:
     return lambda operands, attributes: function(*operands)
 
 
+def _paired(operands: tuple[Tensor, ...], attributes: Attributes) -> bool:
+    """Gradient and operand of one shape: oneDNN's gradients do not broadcast."""
+    return _of(WIDE)(operands, attributes) and operands[0].shape == operands[1].shape
+
+
 OWN: dict[str, Own] = {}
 """By operator: which operands PyTorch's kernel is for, and that kernel."""
 
@@ -343,22 +348,22 @@ def _gelu(operands: tuple[Tensor, ...], a: Any) -> Any:
     return torch.nn.functional.gelu(operands[0], approximate=a["approximate"])
 
 
-@_own("gelu_backward", _of(WIDE))
+@_own("gelu_backward", _paired)
 def _gelu_backward(operands: tuple[Tensor, ...], a: Any) -> Any:
     return aten.gelu_backward(*operands, approximate=a["approximate"])
 
 
-@_own("threshold_backward", _of(WIDE))
+@_own("threshold_backward", _paired)
 def _threshold_backward(operands: tuple[Tensor, ...], a: Any) -> Any:
     return aten.threshold_backward(*operands, a["threshold"])
 
 
-@_own("tanh_backward", _of(WIDE))
+@_own("tanh_backward", _paired)
 def _tanh_backward(operands: tuple[Tensor, ...], a: Any) -> Any:
     return aten.tanh_backward(*operands)
 
 
-@_own("sigmoid_backward", _of(WIDE))
+@_own("sigmoid_backward", _paired)
 def _sigmoid_backward(operands: tuple[Tensor, ...], a: Any) -> Any:
     return aten.sigmoid_backward(*operands)
 
