@@ -217,10 +217,7 @@ class CapturedProgram:
         return _computing(traced), sources
 
     def program(self, batch: int | None = None) -> Program:
-        """The program for one size of the batch; the example's by default.
-
-        Its inputs are those of the arguments that it reads, then parameters, then the key.
-        """
+        """The program for one size of the batch; the example's by default. `bound` gives its inputs as well."""
         leaves = [self._sized(leaf, b, batch) for leaf, b in zip(self._leaves, self.batched, strict=True)]
         return _computing(self._traced(leaves))
 
