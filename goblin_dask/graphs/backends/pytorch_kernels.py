@@ -373,6 +373,18 @@ def _embedding(operands: tuple[Tensor, ...], a: Any) -> Any:
     return aten.embedding(*operands)
 
 
-@_own("upsample_nearest2d", _filled)  # of infinities, PyTorch's linear ones make NaN where a weight is zero
-def _upsample(operands: tuple[Tensor, ...], a: Any) -> Any:
+@_own("upsample_nearest2d", _filled)
+def _upsample_nearest(operands: tuple[Tensor, ...], a: Any) -> Any:
     return aten.upsample_nearest2d(operands[0], list(a["output_size"]), a["scales_h"], a["scales_w"])
+
+
+def _finite(operands: tuple[Tensor, ...], attributes: Attributes) -> bool:
+    """Numbers alone: PyTorch makes NaN of an infinity whose weight is zero."""
+    return _filled(operands, attributes) and bool(torch.isfinite(operands[0]).all())
+
+
+@_own("upsample_bilinear2d", _finite)
+def _upsample_bilinear(operands: tuple[Tensor, ...], a: Any) -> Any:
+    return aten.upsample_bilinear2d(
+        operands[0], list(a["output_size"]), a["align_corners"], a["scales_h"], a["scales_w"]
+    )
