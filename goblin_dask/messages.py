@@ -164,6 +164,8 @@ class SubmitTask(Message, frozen=True):
     policy: Policy = Policy()
     job: str = ""
     """Random identity of the job (for fairness and for the monitoring page), never its name."""
+    heavy: bool = False
+    """Nothing but computing it again can check it, and that is much work: ``auto`` means ``replicate``."""
 
 
 class DefineProgram(Message, frozen=True):
@@ -300,6 +302,10 @@ class Lease(Message, frozen=True):
     peak: int
     deadline: float
     """Seconds from now after which the attempt is given to somebody else."""
+    trace: bool = False
+    """Commit to the values of all nodes."""
+    reveals: str = ""
+    """The attempt in whose dispute these outputs are wanted; what it committed to is to be opened."""
 
 
 class Check(Message, frozen=True):
@@ -311,9 +317,11 @@ class Check(Message, frozen=True):
     outputs: tuple[BlobRef, ...]
     grant: str
     routes: Routes
-    method: Literal["auto", "recompute", "compare"] = "auto"
+    method: Literal["auto", "recompute", "compare", "audit"] = "auto"
     replica: tuple[BlobRef, ...] = ()
-    """Outputs of another owner's attempt, for ``compare``."""
+    """Outputs of another owner's attempt, for ``compare`` and ``audit``."""
+    values: tuple[int, ...] = ()
+    """The program's values that `outputs` and `replica` are, in a dispute; empty: its outputs."""
 
 
 class Committed(Message, frozen=True):
@@ -330,6 +338,10 @@ class Committed(Message, frozen=True):
     """Digests of the inputs that the volunteer keeps in its cache now."""
     uploaded: bool = False
     """True when all outputs are inline: there is nothing to upload."""
+    root: str = ""
+    """Of the hash tree (`goblin_dask.digest.merkle_root`) over the values of all nodes, for a lease with ``trace``."""
+    leaves: tuple[str, ...] = ()
+    """Of that tree, for a lease that ``reveals``."""
 
 
 class Uploaded(Message, frozen=True):

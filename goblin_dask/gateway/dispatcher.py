@@ -128,9 +128,9 @@ class Dispatcher:
             self.outcomes.record(worker.holder, "clone", "", "", reason="its host key is connected from two networks")
         pool.add(worker)
         for hand in carried:
-            if not hand.check:
+            if not hand.check and not hand.reveal:
                 hand.attempt.holder = worker.holder
-            self.leases.hold(hand.name, hand.ticket, hand.attempt, worker, check=hand.check)
+            self.leases.hold(hand.name, hand.ticket, hand.attempt, worker, check=hand.check, reveal=hand.reveal)
         for name in dict.fromkeys(holding):
             if name not in worker.hands and not (len(worker.hands) < worker.slots and self._adopt(worker, name)):
                 self.leases.out.append(e.Withdraw(worker.id, name))
@@ -205,9 +205,10 @@ class Dispatcher:
             self._forget_orphan(name.rpartition("#")[0], name)
         for hand in hands:
             life = hand.ticket.life
-            if hand.check:
+            if hand.check or hand.reveal:
                 self.reputation.failed(worker.record, "lost", self.now)
-                self.outcomes.apply(hand.ticket, life.lose_check(hand.name, worker.id))
+                effects = life.lose_check(hand.name, worker.id) if hand.check else life.lose_reveal(hand.name)
+                self.outcomes.apply(hand.ticket, effects)
             else:
                 self.outcomes.apply(hand.ticket, life.lose(hand.name))
 
@@ -250,6 +251,9 @@ class Dispatcher:
 
     def _committed(self, hand: InHand, message: m.Committed) -> None:
         ticket, life, worker = hand.ticket, hand.ticket.life, hand.worker
+        if hand.reveal:
+            self._revealing(hand, message)
+            return
         first = hand.attempt.state == "leased"
         effects = life.commit(hand.name, message, self.now)
         if first:
@@ -268,16 +272,44 @@ class Dispatcher:
         elif first:  # time to hand it in, whatever the computation took
             hand.deadline = max(hand.deadline, self.now + self.limits.lease_least)
 
+    def _revealing(self, hand: InHand, message: m.Committed) -> None:
+        """A side of a dispute names its values: it is taken at its word when they are there."""
+        if hand.said is not None and hand.said != message:
+            self.outcomes.ignore(hand.worker, hand.name, "values named twice that differ")
+        hand.said = message
+        hand.deadline = max(hand.deadline, self.now + self.limits.lease_least)
+        if message.uploaded and all(blob.inline is not None for blob in message.outputs):
+            self._revealed(hand)
+
+    def _revealed(self, hand: InHand) -> None:
+        if hand.said is None:
+            self.outcomes.ignore(hand.worker, hand.name, "values handed in that were not named")
+            return
+        self.leases.release(hand)
+        self.outcomes.apply(hand.ticket, hand.ticket.life.revealed(hand.name, hand.said, self.now), hand.worker)
+        self.leases.feed(hand.worker)
+
     def _uploaded(self, hand: InHand, sent: int) -> None:
+        if hand.reveal:
+            self._revealed(hand)
+            return
         worker, life = hand.worker, hand.ticket.life
         sent = min(sent, hand.ticket.output_bytes)
         # More unchecked results than are remembered could not be re-opened: then each is checked.
-        strict = self.reputation.suspicious(worker.record) or self.outcomes.unchecked_count >= self.limits.remember
+        known = self.reputation.known(worker.record) and self.outcomes.unchecked_count < self.limits.remember
         if hand.attempt.state == "committed":
             worker.sent += sent
             self.outcomes.totals.bytes_out += sent
             self.leases.release(hand)
-        self.outcomes.apply(hand.ticket, life.upload(hand.name, suspicious=strict, rng=self.rng, sent=sent), worker)
+        effects = life.upload(
+            hand.name,
+            suspicious=self.reputation.suspicious(worker.record),
+            known=known,
+            audit=self.reputation.audit_rate(worker.record),
+            rng=self.rng,
+            sent=sent,
+        )
+        self.outcomes.apply(hand.ticket, effects, worker)
         self.leases.feed(worker)
 
     def _attempt_failed(self, hand: InHand, message: m.AttemptFailed) -> None:
@@ -286,6 +318,9 @@ class Dispatcher:
         if hand.check:
             self.reputation.failed(worker.record, "failed", self.now)
             effects = ticket.life.lose_check(hand.name, worker.id)
+        elif hand.reveal:
+            self.reputation.failed(worker.record, "failed", self.now)
+            effects = ticket.life.lose_reveal(hand.name)
         else:
             effects = ticket.life.fail(hand.name, message, self.now)
         self.outcomes.apply(ticket, effects)
@@ -347,7 +382,10 @@ class Dispatcher:
             self.outcomes.tell(lab.name, m.TaskFailed(task.task[:64], "error", reason))
             return
         size = sum(nbytes(spec) for spec in task.outputs)
-        ticket = lab.tickets[task.task] = make_ticket(lab.name, task, lab.place, size, self.now, event.needs)
+        ticket = make_ticket(lab.name, task, lab.place, size, self.now, event.needs, event.outline)
+        # The researcher asked for no replica: where nobody is there to make one, nobody is waited for.
+        ticket.life.alone = task.policy.method == "auto" and not self.leases.pool.independent
+        lab.tickets[task.task] = ticket
         self.outcomes.totals.submitted(ticket)
         for name, orphan in list(self.orphans.get(task.task, {}).items()):
             self._forget_orphan(task.task, name)
@@ -385,13 +423,16 @@ class Dispatcher:
         if hand is None:
             return
         now, life, leases = self.now, hand.ticket.life, self.leases
-        if now < hand.deadline:  # time for a backup copy
+        if now < hand.deadline and (hand.check or hand.reveal):
+            leases.at(hand.deadline, "lease", name)
+        elif now < hand.deadline:  # time for a backup copy
             leases.at(hand.deadline, "lease", name)
             leases.slow(hand)
-        elif hand.check:
+        elif hand.check or hand.reveal:
             leases.stop(name)
             self.reputation.failed(hand.worker.record, "late", now)
-            self.outcomes.apply(hand.ticket, life.lose_check(name, hand.worker.id))
+            effects = life.lose_check(name, hand.worker.id) if hand.check else life.lose_reveal(name)
+            self.outcomes.apply(hand.ticket, effects)
             leases.reindex(hand.worker)
         elif not hand.attempt.late:
             leases.at(now + self.limits.overdue_factor * hand.length, "lease", name)
@@ -419,7 +460,10 @@ class Dispatcher:
         self.leases.at(self.now + self.limits.away, "away", what)
         for name in list(worker.hands):
             hand = self.leases.hands.get(name)  # none: an orphan
-            if hand is not None and not hand.check:
+            if hand is not None and hand.reveal:
+                self.leases.stop(name)
+                self.outcomes.apply(hand.ticket, hand.ticket.life.lose_reveal(name))
+            elif hand is not None and not hand.check:
                 self.leases.slow(hand)
             elif hand is not None and self.leases.others(worker, hand.ticket, hand.attempt):
                 self.leases.stop(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from goblin_dask import messages as m
+from goblin_dask.graphs.outline import Outline
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -81,6 +82,8 @@ class TaskSubmitted:
     lab: str
     task: m.SubmitTask
     needs: Needs = ANYBODY
+    outline: Outline | None = None
+    """Of its program, where replicas of it can be bisected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,12 @@ class Dispatch:
     """Seconds from now."""
     check: CheckOrder | None = None
     """None: a lease for a volunteer; else a check for a validator."""
+    encoded: bytes = b""
+    """The program that is to be run, where that is not the task's."""
+    trace: bool = False
+    """The volunteer commits to the values of all nodes."""
+    reveal: RevealOrder | None = None
+    """The volunteer reveals values, in a dispute about another attempt of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,15 @@ class CheckOrder:
     outputs: tuple[m.BlobRef, ...]
     method: str = "auto"
     replica: tuple[m.BlobRef, ...] = ()
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RevealOrder:
+    of: str
+    """The attempt in dispute."""
+    sizes: tuple[int, ...]
+    """Bytes of the values."""
 
 
 @dataclass(frozen=True, slots=True)

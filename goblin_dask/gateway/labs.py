@@ -253,14 +253,16 @@ def permit(labs: Iterable[Lab], ticket_of: TicketOf, text: str, name: str, uploa
     if ticket is None:
         raise Refused("nobody waits for this task any more")
     if upload:
-        if grant.kind != "lease":
+        if grant.kind == "check":
             raise Refused("a grant for a check does not allow uploads")
-        sizes_out = [nbytes(spec) for spec in ticket.life.task.outputs]
+        sizes_out = grant.sizes or [nbytes(spec) for spec in ticket.life.task.outputs]
         return Permit(lab.id, grant.attempt, frozenset(sizes_out), sum(sizes_out))
     sizes = {ref.digest: ref.nbytes for ref in ticket.life.task.inputs}
     if grant.kind == "check":
         for attempt in ticket.life.attempts.values():
             sizes |= {ref.digest: ref.nbytes for ref in attempt.outputs}
+        if ticket.life.dispute is not None:
+            sizes |= ticket.life.dispute.refs
     if name not in sizes:
         raise BlobMissing("this attempt has no such input")
     return Permit(lab.id, grant.attempt, frozenset([sizes[name]]))

@@ -11,11 +11,15 @@ from typing import Any
 
 from goblin_dask import messages as m
 from goblin_dask.gateway import matching
-from goblin_dask.gateway.events import ANYBODY, CheckOrder, Dispatch, Instruction, Needs, Withdraw
+from goblin_dask.gateway.events import ANYBODY, CheckOrder, Dispatch, Instruction, Needs, RevealOrder, Withdraw
 from goblin_dask.gateway.limits import Limits
 from goblin_dask.gateway.queue import Entry, FairQueue, Fit
 from goblin_dask.gateway.workers import Pool, Worker
-from goblin_dask.verify.effects import Attempt
+from goblin_dask.graphs.cost import peak
+from goblin_dask.graphs.operators.base import nbytes
+from goblin_dask.graphs.outline import Outline
+from goblin_dask.graphs.program import encode
+from goblin_dask.verify.effects import Attempt, Question
 from goblin_dask.verify.lifecycle import TaskLife
 from goblin_dask.verify.reputation import Reputation
 
@@ -59,13 +63,22 @@ class Ticket:
 Judging = tuple[Ticket, Attempt]
 
 
-def make_ticket(lab: str, task: m.SubmitTask, place: str, output_bytes: int, now: float, needs: Needs) -> Ticket:
+def make_ticket(
+    lab: str,
+    task: m.SubmitTask,
+    place: str,
+    output_bytes: int,
+    now: float,
+    needs: Needs,
+    outline: Outline | None = None,
+) -> Ticket:
     """Ticket of a task that was just submitted."""
     inputs = {blob.digest: blob.nbytes for blob in task.inputs if blob.inline is None}
     output_bytes = output_bytes if output_bytes > m.INLINE_LIMIT else 0
     input_bytes = sum(inputs.values())
     cost = 0.01 + task.flops / NOMINAL_SPEED + (input_bytes + output_bytes) / NOMINAL_LINK
-    return Ticket(lab, TaskLife(lab, task, now), inputs, input_bytes, output_bytes, cost, place=place, needs=needs)
+    life = TaskLife(lab, task, now, outline)
+    return Ticket(lab, life, inputs, input_bytes, output_bytes, cost, place=place, needs=needs)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +96,10 @@ class InHand:
     deadline: float
     length: float
     """Seconds of the lease."""
+    reveal: bool = False
+    """It is neither a lease nor a check: one side of a dispute reveals values."""
+    said: m.Committed | None = None
+    """What it says that they are."""
 
 
 class Leases:
@@ -146,20 +163,22 @@ class Leases:
         if paused_until > self.now:
             self.at(paused_until, "worker", worker.id)
 
-    def hold(self, name: str, ticket: Ticket, attempt: Attempt, worker: Worker, *, check: bool) -> InHand:
+    def hold(
+        self, name: str, ticket: Ticket, attempt: Attempt, worker: Worker, *, check: bool, reveal: bool = False
+    ) -> InHand:
         """Note that the worker has it in hand."""
         expected = self._expected(ticket, worker)
         need = 0 if check else ticket.life.need
         whole = (worker.ahead + expected) * worker.correction
         limits = self.limits
         length = min(limits.lease_most, max(limits.lease_least, whole * limits.lease_factor))
-        hand = InHand(name, ticket, attempt, worker, check, self.now, expected, need, self.now + length, length)
+        hand = InHand(name, ticket, attempt, worker, check, self.now, expected, need, self.now + length, length, reveal)
         self.hands[name] = hand
         worker.hands[name] = need
         worker.used += need
         worker.ahead += expected
         backup = self.now + max(limits.backup_least, whole * limits.backup_factor)
-        self.at(hand.deadline if check else min(hand.deadline, backup), "lease", name)
+        self.at(hand.deadline if check or reveal else min(hand.deadline, backup), "lease", name)
         self.reindex(worker)
         return hand
 
@@ -254,6 +273,10 @@ class Leases:
             if len(some) >= len(idle):
                 return None
             return next((worker for worker in idle if matching.permits(ticket, worker, now)), None)
+        if ticket.life.replicated and ticket.life.attempts:
+            # Chance picks the partner, not who says that it is fast: of another class of machines where it can.
+            crossing = [worker for worker in able if matching.crossed(ticket.life, worker) == 1.0]
+            return self.rng.choice(crossing or able)
         if len(able) == 1:
             return able[0]
         return min(able, key=lambda worker: self._waiting(ticket, worker))
@@ -274,8 +297,11 @@ class Leases:
         hand = self.hold(name, ticket, attempt, worker, check=False)
         task = ticket.life.task
         self.out.append(
-            Dispatch(worker.id, ticket.lab, task.task, name, task.program, task.inputs, ticket.life.need, hand.length)
-        )
+            Dispatch(
+                worker.id, ticket.lab, task.task, name, task.program, task.inputs, ticket.life.need, hand.length,
+                trace=ticket.life.traced,
+            )
+        )  # fmt: skip
 
     def feed(self, worker: Worker) -> None:
         """Fill the worker's free slots."""
@@ -352,6 +378,26 @@ class Leases:
             if hand.name not in self.stragglers:
                 return
 
+    # --- disputes ---------------------------------------------------------------------------------------------------
+    def reveal(self, ticket: Ticket, attempt: Attempt, cut: int) -> bool:
+        """Ask a side of a dispute for its values at a cut; False when its volunteer is not there."""
+        worker, life = self.pool.all.get(attempt.holder.worker), ticket.life
+        if worker is None or worker.away_since is not None or worker.record.quarantined or life.outline is None:
+            return False
+        # not the name of an attempt: after the gateway's restart nobody would know what its outputs are
+        name = f"{self.next_name(ticket)}r"
+        life.start_reveal(name, attempt, cut)
+        hand = self.hold(name, ticket, attempt, worker, check=False, reveal=True)
+        program, slots = life.outline.before(cut)
+        task, sizes = life.task, tuple(nbytes(spec) for spec in life.outline.specs(life.outline.live(cut)))
+        self.out.append(
+            Dispatch(
+                worker.id, ticket.lab, task.task, name, task.program, tuple(task.inputs[slot] for slot in slots),
+                peak(program), hand.length, encoded=encode(program), reveal=RevealOrder(attempt.name, sizes),
+            )
+        )  # fmt: skip
+        return True
+
     # --- validators -------------------------------------------------------------------------------------------------
     def judge(self, ticket: Ticket, attempt: Attempt) -> None:
         """A result waits for a validator."""
@@ -404,11 +450,14 @@ class Leases:
         name = self.next_name(ticket)
         ticket.life.start_check(name, attempt)
         hand = self.hold(name, ticket, attempt, validator, check=True)
-        task = ticket.life.task
-        replica = order.replica.outputs if order.replica is not None else ()
+        task, question = ticket.life.task, order.question
+        if question is None:
+            replica = order.replica.outputs if order.replica is not None else ()
+            question = Question(task.inputs, attempt.outputs, replica)
         self.out.append(
             Dispatch(
-                validator.id, ticket.lab, task.task, name, task.program, task.inputs, task.peak, hand.length,
-                CheckOrder(attempt.name, attempt.outputs, order.method, replica),
+                validator.id, ticket.lab, task.task, name, task.program, question.inputs, task.peak, hand.length,
+                CheckOrder(attempt.name, question.outputs, order.method, question.replica, question.values),
+                encoded=question.encoded,
             )
         )  # fmt: skip

@@ -50,7 +50,7 @@ def cost_of_waiting(expected: float, worker: Worker) -> float:
 
 def crossed(life: TaskLife, worker: Worker) -> float:
     """Factor for replicas: machines of one class may agree on a wrong number, so classes are crossed on purpose."""
-    if life.policy.method != "replicate":
+    if not life.replicated:
         return 1.0
     alike = any(
         attempt.holder.numeric_class == worker.holder.numeric_class

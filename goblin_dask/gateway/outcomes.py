@@ -56,6 +56,10 @@ class Outcomes:
             match effect:
                 case fx.Judge(attempt):
                     self.leases.judge(ticket, attempt)
+                case fx.Reveal(attempt, cut):
+                    # a side that was asked before may have made the other's answer needless meanwhile
+                    if ticket.life.dispute is not None and not self.leases.reveal(ticket, attempt, cut):
+                        self.apply(ticket, ticket.life.no_reveal())
                 case fx.Credit(attempt, report):
                     self._credit(ticket, attempt, report)
                 case fx.Accepted(outputs, verdict, attempt):
@@ -157,7 +161,10 @@ class Outcomes:
         for name in list(leases.pool.by_key.get(host.key, ())):
             for attempt in list(leases.pool.all[name].hands):
                 hand = leases.hands.get(attempt)
-                if hand is not None and not hand.check:
+                if hand is not None and hand.reveal:
+                    leases.stop(attempt)
+                    self.apply(hand.ticket, hand.ticket.life.lose_reveal(attempt))
+                elif hand is not None and not hand.check:
                     self.apply(hand.ticket, hand.ticket.life.withdraw(attempt))
         self._reindex_key(host.key)
         self.offer_changed()

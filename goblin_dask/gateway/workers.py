@@ -132,6 +132,9 @@ class Pool:
         self.validators: dict[str, Worker] = {}
         self.by_key: dict[str, set[str]] = {}
         self.idle_validators: dict[str, Worker] = {}
+        self._owners: Counter[str] = Counter()
+        """Volunteers by their owner."""
+        self._networks: Counter[str] = Counter()
         self._versions: Counter[int] = Counter()
         """Volunteers by the catalogue that they have."""
         self._idle: list[tuple[int, str]] = []
@@ -145,6 +148,8 @@ class Pool:
         if worker.role == "volunteer":
             bisect.insort(self._offers, (worker.offer, worker.id))
             self._versions[worker.machine.catalogue] += 1
+            self._owners[worker.holder.owner] += 1
+            self._networks[worker.holder.network] += 1
 
     def remove(self, worker: Worker) -> None:
         """A worker left."""
@@ -157,9 +162,14 @@ class Pool:
             del self.by_key[worker.record.key]
         if worker.role == "volunteer":
             del self._offers[bisect.bisect_left(self._offers, (worker.offer, worker.id))]
-            self._versions[worker.machine.catalogue] -= 1
-            if not self._versions[worker.machine.catalogue]:
-                del self._versions[worker.machine.catalogue]
+            for counter, what in (
+                (self._versions, worker.machine.catalogue),
+                (self._owners, worker.holder.owner),
+                (self._networks, worker.holder.network),
+            ):
+                counter[what] -= 1  # type: ignore[index]
+                if not counter[what]:  # type: ignore[index]
+                    del counter[what]
 
     def index(self, worker: Worker, *, idle: bool) -> None:
         """Note whether a worker has a free slot, and its free memory."""
@@ -181,6 +191,11 @@ class Pool:
     def idle(self, need: int) -> Idle:
         """Idle volunteers with `need` bytes free."""
         return Idle(self, self._idle, bisect.bisect_left(self._idle, (need, "")))
+
+    @property
+    def independent(self) -> bool:
+        """Whether volunteers of two owners, in two networks, are connected."""
+        return len(self._owners) > 1 and len(self._networks) > 1
 
     @property
     def newest(self) -> int:

@@ -60,10 +60,12 @@ class JobActor:
         Tasks of its graph on the lab's cluster.
     history : list of Happening
         What is known already.
+    policy : str
+        How the researcher asked for it to be verified.
     """
 
-    def __init__(self, total: int, history: list[Happening] | None = None):
-        self._total = total
+    def __init__(self, total: int, history: list[Happening] | None = None, policy: str = "auto"):
+        self._total, self._policy = total, policy
         self._done: dict[str, OnGrid | InLab] = {}
         self._states: dict[str, str] = {}
         self._sums: Counter[str] = Counter()
@@ -135,7 +137,7 @@ class JobActor:
 
     def certificate(self) -> dict[str, Any]:
         """How every part was verified, as it goes into Zarr attributes."""
-        certificate = Certificate()
+        certificate = Certificate(self._policy)
         for each in self._done.values():
             if isinstance(each, OnGrid):
                 certificate.add(each.verdict)

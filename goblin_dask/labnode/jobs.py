@@ -174,12 +174,14 @@ class Job:
     # --- its actor --------------------------------------------------------------------------------------------------
 
     def report_to_actor(
-        self, cluster: LabCluster, total: int, known: Callable[[dict[str, tuple[Digest, int]]], Any]
+        self, cluster: LabCluster, total: int, policy: str, known: Callable[[dict[str, tuple[Digest, int]]], Any]
     ) -> None:
         """Start its actor and keep it informed; begin anew from what is known when it is lost."""
-        self._reporter = asyncio.create_task(self._report(cluster, total, known))
+        self._reporter = asyncio.create_task(self._report(cluster, total, policy, known))
 
-    async def _report(self, cluster: LabCluster, total: int, known: Callable[..., list[Happening]]) -> None:
+    async def _report(
+        self, cluster: LabCluster, total: int, policy: str, known: Callable[..., list[Happening]]
+    ) -> None:
         actor = None
         attempt = 0
         try:
@@ -191,7 +193,7 @@ class Job:
                         attempt += 1
                         history = [] if attempt == 1 else [*known(self._accepted), *self._lab.values()]
                         key = f"job-{self.id}-{attempt}"
-                        actor = await cluster.actor(JobActor, total, [*history, *batch], key=key)
+                        actor = await cluster.actor(JobActor, total, [*history, *batch], policy, key=key)
                         self.progress = await cluster.call(actor, "progress")
                     elif batch:
                         self.progress = await cluster.call(actor, "report", batch)

@@ -37,7 +37,7 @@ from goblin_dask.labnode.targets import Writing
 from goblin_dask.labnode.uplink import Accepted, GridLink, Prepared
 from goblin_dask.store.blobs import BlobStore
 from goblin_dask.store.ledger import Ledger
-from goblin_dask.verify.policy import parse
+from goblin_dask.verify.policy import parse, written
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +332,8 @@ class LabNode:
             run.priority_of = self._cluster.priority_of
             graph, wanted = run.graph()
             if not number:
-                job.report_to_actor(self._cluster, sum(map(len, graph.layers.values())), self._known)
+                total = sum(map(len, graph.layers.values()))
+                job.report_to_actor(self._cluster, total, written(policy), self._known)
                 job.become("running")
             if policy.method != "sample":
                 return run, await self._cluster.compute(graph, wanted, job.futures.extend)

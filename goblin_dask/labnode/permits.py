@@ -27,6 +27,8 @@ class _Expected:
     """Bytes that its outputs have."""
     outputs: int
     """How many it has."""
+    peak: int = 0
+    """Projected peak memory: more than that never lives at a time."""
     uploads: dict[str, set[str]] = field(default_factory=dict)
     """Digests of the uploads that wait for a verdict, by attempt."""
     unchecked: frozenset[str] = frozenset()
@@ -67,7 +69,9 @@ class Permits:
         with self._lock:
             known = self._tasks.get(task.task)
             uploads, unchecked = (known.uploads, known.unchecked) if known else ({}, frozenset())
-            self._tasks[task.task] = _Expected(inputs, sizes, len(task.outputs), uploads, unchecked, cold)
+            self._tasks[task.task] = _Expected(
+                inputs, sizes, len(task.outputs), task.peak, uploads, unchecked, cold
+            )  # fmt: skip
 
     def accept(self, task: str, outputs: Collection[BlobRef], *, unchecked: bool = False) -> None:
         """The task was accepted: these uploads become blobs, its others go.
@@ -97,7 +101,9 @@ class Permits:
         if unchecked and expected is not None:
             names = frozenset(ref.digest for ref in outputs if ref.inline is None)
             with self._lock:
-                self._tasks[task] = _Expected(expected.inputs, expected.sizes, expected.outputs, unchecked=names)
+                self._tasks[task] = _Expected(
+                    expected.inputs, expected.sizes, expected.outputs, expected.peak, unchecked=names
+                )
 
     def forget(self, task: str) -> None:
         """Grants for this task are void, its unverified uploads go."""
@@ -157,19 +163,18 @@ class Permits:
         """
         with self._lock:
             grant, expected = self._granted(text, name)
-            if grant.kind != "lease":
-                raise Refused("a grant to check hands in nothing")
-            if size not in expected.sizes:
-                raise Refused(f"an upload of {size} bytes; the outputs of this task have {sorted(expected.sizes)}")
+            sizes, count = _handed_in(grant, expected)
+            if size not in sizes:
+                raise Refused(f"an upload of {size} bytes; the outputs of this task have {sorted(sizes)}")
             digests = expected.uploads.get(grant.attempt, set())
-            if name not in digests and len(digests) >= expected.outputs:
-                raise Refused(f"attempt {grant.attempt} has handed in its {expected.outputs} outputs already")
+            if name not in digests and len(digests) >= count:
+                raise Refused(f"attempt {grant.attempt} has handed in its {count} outputs already")
         return grant
 
     def admit_any(self, text: str, name: str) -> Upload:
         """An upload of any of the bearer's outputs; refuses as `admit` and `begin` do."""
         with self._lock:
-            longest = max(self._granted(text, name)[1].sizes)
+            longest = max(_handed_in(*self._granted(text, name))[0])
         return self.begin(self.admit(text, name, longest), longest)
 
     def begin(self, grant: Grant, size: int) -> Upload:
@@ -194,9 +199,26 @@ class Permits:
         with self._lock:
             expected = self._tasks.get(grant.task)
             digests = expected.uploads.setdefault(grant.attempt, set()) if expected else set()
-            kept = expected is not None and (name in digests or len(digests) < expected.outputs)
+            kept = expected is not None and (name in digests or len(digests) < _handed_in(grant, expected)[1])
             if kept:
                 digests.add(name)
         if not kept:
             self.blobs.drop(name, grant.attempt)
             raise Refused("nobody waits for this upload any more")
+
+
+def _handed_in(grant: Grant, expected: _Expected) -> tuple[frozenset[int], int]:
+    """Sizes, in bytes, and number of what the bearer may hand in.
+
+    Raises
+    ------
+    Refused
+        When the grant is for a check, or for more than the task's program ever has in memory.
+    """
+    if grant.kind == "lease":
+        return expected.sizes, expected.outputs
+    if grant.kind != "reveal" or not grant.sizes:
+        raise Refused("a grant to check hands in nothing")
+    if sum(grant.sizes) > expected.peak:
+        raise Refused(f"{sum(grant.sizes)} bytes of a program that never has more than {expected.peak} in memory")
+    return frozenset(grant.sizes), len(grant.sizes)

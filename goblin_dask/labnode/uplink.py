@@ -27,6 +27,7 @@ from goblin_dask.store.buffers import nbytes
 from goblin_dask.store.chunks import from_wire
 from goblin_dask.store.ledger import Ledger
 from goblin_dask.store.refs import ChunkRef
+from goblin_dask.verify.check import is_heavy
 from goblin_dask.verify.policy import UNCHECKED, demands_more
 from goblin_dask.wire.client import ClientSession, dial
 from goblin_dask.wire.process import trust, url_of
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Prepared:
     """A program with all that a submission says of it, computed once."""
 
-    __slots__ = ("catalogue", "digest", "encoded", "flops", "outputs", "peak", "program")
+    __slots__ = ("catalogue", "digest", "encoded", "flops", "heavy", "outputs", "peak", "program")
 
     def __init__(self, program: Program):
         self.program = program
@@ -49,6 +50,7 @@ class Prepared:
         self.flops = cost.flops(program)
         self.peak = cost.peak(program)
         self.catalogue = program.catalogue
+        self.heavy = is_heavy(program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,7 @@ class GridLink:
                     order.priority,
                     order.policy,
                     order.job,
+                    order.program.heavy,
                 ),
                 order.program,
             )

@@ -28,10 +28,13 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
     task: str
     attempt: str
-    kind: Literal["lease", "check"]
-    """``lease``: read the task's inputs, hand in its outputs; ``check``: read its inputs and its uploaded outputs."""
+    kind: Literal["lease", "check", "reveal"]
+    """``lease``: read the task's inputs, hand in its outputs; ``check``: read its inputs and what was uploaded for it;
+    ``reveal``: read its inputs, hand in values that its program has on the way."""
     expires: float
     """Seconds since the epoch."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of what is handed in, for ``reveal``."""
 
 
 _decoder = msgspec.msgpack.Decoder(Grant)

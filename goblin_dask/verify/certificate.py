@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from goblin_dask.messages import Verdict
-from goblin_dask.verify.policy import UNCHECKED
+from goblin_dask.verify.policy import COLLUDING, UNCHECKED
 
 LABORATORY = "laboratory"
 """Method of parts that the laboratory computed itself."""
 
 LISTED = 1000
 """Parts that a certificate names one by one; with more, it counts them."""
+
+REPLICATED = f"at most {COLLUDING:.0%} of the other owners work together with the owner of a replicated result"
 
 VERSION = 1
 
@@ -48,9 +50,16 @@ class _Method:
 
 
 class Certificate:
-    """How each part was verified: method, distinct volunteers, worst residual over tolerance, miss probability."""
+    """How each part was verified: method, distinct volunteers, worst residual over tolerance, miss probability.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    policy : str
+        How the researcher asked for it to be verified.
+    """
+
+    def __init__(self, policy: str = "auto") -> None:
+        self._policy = policy
         self._methods: dict[str, _Method] = {}
 
     def add(self, verdict: Verdict, part: str = "") -> None:
@@ -111,8 +120,11 @@ class Certificate:
             }
             if method.names and self.parts <= LISTED:
                 methods[name]["names"] = sorted(method.names)
+        assumptions = [REPLICATED] if "replicate" in methods else []
         return {
             "version": VERSION,
+            "policy": self._policy,
+            "assumptions": assumptions,
             "parts": self.parts,
             "volunteers": self.volunteers,
             "worst_ratio": self.worst_ratio,

@@ -23,15 +23,15 @@ from goblin_dask.verify.algebraic import check_algebraically
 from goblin_dask.verify.bounds import carry
 from goblin_dask.verify.claims import check_claims, claimed_thresholds, claims_of
 from goblin_dask.verify.decompose import Matrices, decompose
-from goblin_dask.verify.evaluate import DOUBLE, SINGLE, Source, evaluate, needed
+from goblin_dask.verify.evaluate import Source, needed
 from goblin_dask.verify.operands import Array, OperandStatistics
 from goblin_dask.verify.product import Finding
 from goblin_dask.verify.recompute import check_by_recomputation, equal
-from goblin_dask.verify.sigma import distance, sigma
+from goblin_dask.verify.scales import Scales
 from goblin_dask.verify.structural import is_constant, misshapen
-from goblin_dask.verify.tolerances import INTEGER_PROJECTIONS, MISS, PROJECTIONS, ROWS, is_floating
+from goblin_dask.verify.tolerances import INTEGER_PROJECTIONS, MISS, PROJECTIONS, ROWS
 
-Method = Literal["auto", "recompute", "compare"]
+Method = Literal["auto", "recompute", "compare", "audit"]
 
 FAST = 5e10
 """FLOP/s of a matrix product by BLAS, on one thread of an ordinary machine."""
@@ -43,6 +43,10 @@ SECONDS_PER_ELEMENT = 2.5e-9
 """Of the algebraic check of a product, for each element of operands and result."""
 SECONDS_PER_TILE = 1e-3
 """Of the algebraic check, whatever the size."""
+REPLICATED = 0.1
+"""Seconds of a recomputation that a checker does itself, whatever the bytes."""
+REPLICATED_BYTE = 5e-9
+"""Seconds of a recomputation for each byte of inputs and outputs, which comparing replicas has to read."""
 SECONDS_PER_CLAIM = 5e-4
 """Of the check by a relation, whatever the size."""
 
@@ -136,6 +140,14 @@ def plan_check(program: Program) -> CheckPlan:
     return CheckPlan("recompute", total, size, 0.0, recompute)
 
 
+def is_heavy(program: Program) -> bool:
+    """Whether nothing but computing it again can check it, and a checker had better leave that to others."""
+    if flops(program) < REPLICATED * SLOW:
+        return False  # as nearly all: said without a plan
+    plan = plan_check(program)
+    return plan.method == "recompute" and plan.seconds > max(REPLICATED, REPLICATED_BYTE * plan.bytes)
+
+
 def check_result(
     program: Program,
     inputs: Sequence[Source],
@@ -143,8 +155,10 @@ def check_result(
     *,
     method: Method = "auto",
     replica: Sequence[Array] | None = None,
+    values: Sequence[int] = (),
     rng: np.random.Generator | None = None,
     statistics: OperandStatistics | None = None,
+    scales: Scales | None = None,
     digests: Sequence[Hashable] | None = None,
 ) -> CheckReport:
     """Check the outputs that somebody says a program has for some inputs.
@@ -155,14 +169,20 @@ def check_result(
         As for `goblin_dask.graphs.execute.execute`; read-only memory maps will do.
     outputs : sequence of array
         Committed before this call, as the random numbers are drawn in it.
-    method : {"auto", "recompute", "compare"}
+    method : {"auto", "recompute", "compare", "audit"}
         ``auto``: algebraic or recomputation, whichever `plan_check` finds cheaper. ``compare``: with `replica`.
+        ``audit``: recomputed, and then compared with `replica`.
     replica : sequence of array, optional
         The same outputs from another owner's volunteer.
+    values : sequence of int, optional
+        For ``compare``: numbers of the program's values that `outputs` and `replica` are, in place of its outputs. Then
+        they are only compared; which of them is right is not asked.
     rng : numpy.random.Generator, optional
         For measurements only; default: from the operating system's entropy.
     statistics : OperandStatistics, optional
         Keeps what is known of operands between checks, under `digests`.
+    scales : Scales, optional
+        Keeps what is known of programs' rounding between comparisons.
     digests : sequence of str, optional
         Addresses of the inputs.
 
@@ -187,14 +207,23 @@ def check_result(
             miss=finding.miss,
         )
 
-    specs = [schedule(program).specs[value] for value in program.outputs]
+    claimed = tuple(values) or program.outputs
+    known = schedule(program).specs
+    if not all(0 <= value < len(known) for value in claimed):
+        return CheckReport("failed", "replicate", reason=f"the program has {len(known)} values, not one {max(claimed)}")
+    specs = [known[value] for value in claimed]
     if reason := misshapen(outputs, specs):
         return report(Finding("wrong", math.inf, reason=reason, miss=0.0), "structural", 0.0)
     try:
-        if method == "compare" and replica is not None:
+        if method in ("compare", "audit") and replica is not None:
             if reason := misshapen(replica, specs):
                 return report(Finding("unproven", math.inf, reason=f"the replica has {reason}"), "replicate", 0.0)
-            return report(*_compare(program, inputs, outputs, replica, plan, rng, statistics, digests))
+            if values:
+                ratio, work = (scales or Scales()).compare(program, inputs, values, outputs, replica)
+                return report(_agreement(ratio), "replicate", work)
+            if method == "audit":
+                return report(*_audit(program, inputs, outputs, replica, plan, rng, statistics, digests, scales))
+            return report(*_compare(program, inputs, outputs, replica, plan, rng, statistics, digests, scales))
         return report(*_check(program, inputs, outputs, method, plan, rng, statistics, digests))
     except GoblinError as error:
         return CheckReport("failed", plan.method, reason=str(error), seconds=time.thread_time() - started)
@@ -229,6 +258,13 @@ def _check(
     return finding, "recompute", flops(program)
 
 
+def _agreement(ratio: float) -> Finding:
+    """What a distance over what is accepted says of two results."""
+    if ratio <= 1:
+        return Finding("accepted", ratio, miss=0.0)
+    return Finding("unproven", ratio, reason=f"two volunteers' results are {ratio:.3g} times as far apart as accepted")
+
+
 def _compare(
     program: Program,
     inputs: Sequence[Source],
@@ -238,32 +274,34 @@ def _compare(
     rng: np.random.Generator | None,
     statistics: OperandStatistics | None,
     digests: Sequence[Hashable] | None,
+    scales: Scales | None,
 ) -> tuple[Finding, str, float]:
-    """Compare two owners' results; whoever is right is found out by checking where they differ, or are dull."""
-    dull = any(is_constant(array) for array in outputs)
-    if not dull and all(equal(a, b).all() for a, b in zip(outputs, replica, strict=True)):
-        return Finding("accepted", 0.0, miss=0.0), "replicate", 0.0
-    if not dull:
-        ratio = _distance(program, inputs, outputs, replica)
-        if ratio <= 1:
-            return Finding("accepted", ratio, miss=0.0), "replicate", 2 * flops(program)
-    return _check(program, inputs, outputs, "auto", plan, rng, statistics, digests)
+    """Compare two owners' results; dull ones, on which broken devices agree, are checked by themselves."""
+    if any(is_constant(array) for array in outputs):
+        finding, name, work = _check(program, inputs, outputs, "auto", plan, rng, statistics, digests)
+        same = all(equal(a, b).all() for a, b in zip(outputs, replica, strict=True))
+        return (finding, name, work) if same else (_agreement(math.inf), "replicate", work)
+    ratio, work = (scales or Scales()).compare(program, inputs, program.outputs, outputs, replica)
+    return _agreement(ratio), "replicate", work
 
 
-def _distance(program: Program, inputs: Sequence[Source], outputs: Sequence[Array], replica: Sequence[Array]) -> float:
-    """Largest distance of two results over what the sigma rule allows."""
-    fine = evaluate(program, inputs, program.outputs, DOUBLE)
-    coarse = evaluate(program, inputs, program.outputs, SINGLE)
-    worst = 0.0
-    for a, b, y, z in zip(outputs, replica, fine, coarse, strict=True):
-        if not is_floating(a.dtype) and a.dtype.kind != "c":
-            if not np.array_equal(a, b):
-                return math.inf
-            continue
-        ratio = distance(a, b, sigma(z, y, a.dtype)).ratio
-        if not ratio <= worst:
-            worst = ratio
-    return worst
+def _audit(
+    program: Program,
+    inputs: Sequence[Source],
+    outputs: Sequence[Array],
+    replica: Sequence[Array],
+    plan: CheckPlan,
+    rng: np.random.Generator | None,
+    statistics: OperandStatistics | None,
+    digests: Sequence[Hashable] | None,
+    scales: Scales | None,
+) -> tuple[Finding, str, float]:
+    """Recompute a result that another owner's agrees with: the two may have met."""
+    finding, name, work = _check(program, inputs, outputs, "recompute", plan, rng, statistics, digests)
+    if finding.verdict != "accepted":
+        return finding, name, work
+    ratio, more = (scales or Scales()).compare(program, inputs, program.outputs, outputs, replica)
+    return _agreement(ratio), name, work + more
 
 
 def thresholds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from goblin_dask.digest import Digest
 from goblin_dask.messages import BlobRef, CheckReport, Verdict
 
 
@@ -35,6 +36,10 @@ class Attempt:
     late: bool = False
     """Its deadline has passed; what it still brings is welcome while the task is open."""
     outputs: tuple[BlobRef, ...] = ()
+    root: Digest = ""
+    """Of the hash tree over the values of all nodes, where it was asked for."""
+    audit: float = 0.0
+    """Probability with which its host's results are recomputed although another's agrees."""
     seconds: float = 0.0
     fetched: int = 0
     sent: int = 0
@@ -44,12 +49,27 @@ class Attempt:
     """Validators whose check of it failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a validator is asked where it is not about a task's outputs."""
+
+    inputs: tuple[BlobRef, ...]
+    outputs: tuple[BlobRef, ...]
+    replica: tuple[BlobRef, ...] = ()
+    values: tuple[int, ...] = ()
+    """Numbers of the program's values that are compared; empty: its outputs are."""
+    encoded: bytes = b""
+    """The program; empty: the task's."""
+
+
 @dataclass(slots=True)
 class Order:
     """How an attempt's result is to be checked."""
 
     method: str
     replica: Attempt | None = None
+    question: Question | None = None
+    """In a dispute: what is asked of values between the nodes."""
     final: bool = False
     """Nobody else can compute the task: an unproven result ends it."""
     dispute: bool = False
@@ -61,6 +81,14 @@ class Judge:
     """This attempt's result waits for a validator."""
 
     attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Reveal:
+    """This attempt's volunteer has to hand out its values at a cut of the program."""
+
+    attempt: Attempt
+    cut: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +133,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class StopCheck:
-    """Nobody waits for this check any more."""
+    """Nobody waits for this check, or for what this side of a dispute was to reveal, any more."""
 
     check: str
 
@@ -145,4 +173,4 @@ class Ignored:
     suspicious: bool = False
 
 
-Effect = Judge | Credit | Blame | Doubt | Charge | Stop | StopCheck | Drop | Accepted | Failed | Ignored
+Effect = Judge | Reveal | Credit | Blame | Doubt | Charge | Stop | StopCheck | Drop | Accepted | Failed | Ignored

@@ -16,9 +16,11 @@ from __future__ import annotations
 import random
 
 from goblin_dask import messages as m
-from goblin_dask.digest import digest, is_digest
-from goblin_dask.graphs.operators.base import nbytes
+from goblin_dask.digest import is_digest
+from goblin_dask.graphs.outline import Outline
 from goblin_dask.verify import policy as policies
+from goblin_dask.verify.commitments import mismatch
+from goblin_dask.verify.dispute import Ask, Compare, Dispute, Settle
 from goblin_dask.verify.effects import (
     Accepted,
     Attempt,
@@ -33,6 +35,7 @@ from goblin_dask.verify.effects import (
     Ignored,
     Judge,
     Order,
+    Reveal,
     Stop,
     StopCheck,
 )
@@ -69,21 +72,28 @@ class TaskLife:
     task : SubmitTask
     now : float
         Monotonic seconds.
+    outline : Outline, optional
+        Of its program: with it, replicas that differ are bisected.
     """
 
     __slots__ = (
         "_avoid", "_check_seconds", "_leases", "_rejected", "alone", "attempts", "charged", "check_failures", "checks",
-        "doubted", "failures", "hosts", "lab", "need", "policy", "since", "state", "task", "unable",
+        "dispute", "doubted", "failures", "hosts", "lab", "need", "outline", "policy", "reveals", "since", "state",
+        "task", "unable",
     )  # fmt: skip
 
-    def __init__(self, lab: str, task: m.SubmitTask, now: float):
-        self.lab, self.task, self.since = lab, task, now
+    def __init__(self, lab: str, task: m.SubmitTask, now: float, outline: Outline | None = None):
+        self.lab, self.task, self.since, self.outline = lab, task, now, outline
         self.policy = task.policy
         self.state = "open"
         """open, accepted, failed, cancelled."""
         self.attempts: dict[str, Attempt] = {}
         self.checks: dict[str, Attempt] = {}
         """Checks under way, by their own attempt names."""
+        self.dispute: Dispute | None = None
+        """Between two replicas that differ."""
+        self.reveals: dict[str, tuple[Attempt, int]] = {}
+        """What sides of it are revealing, at which cut, by names of their own."""
         self.need = task.peak
         """Bytes that a volunteer must offer."""
         self.alone = False
@@ -107,11 +117,21 @@ class TaskLife:
         """Further attempts that it needs now."""
         if self.state != "open":
             return 0
-        copies = policies.REPLICAS if self.policy.method == "replicate" and not self.alone else 1
+        copies = policies.REPLICAS if self.replicated and not self.alone else 1
         have = 0
         for attempt in self.attempts.values():
             have += attempt.state in _SUPPLY and not (attempt.late and attempt.state in _RUNNING)
         return max(0, copies - have)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether it is checked by another owner's replica, where there is another."""
+        return policies.replicates(self.policy, self.task)
+
+    @property
+    def traced(self) -> bool:
+        """Whether volunteers commit to the values of all nodes."""
+        return self.outline is not None and self.replicated and not self.alone
 
     @property
     def running(self) -> int:
@@ -134,7 +154,7 @@ class TaskLife:
     @property
     def constrained(self) -> bool:
         """Whether some volunteers with enough memory may not have it."""
-        return bool(self.doubted or self.unable or self._avoid or self.policy.method == "replicate" or self.attempts)
+        return bool(self.doubted or self.unable or self._avoid or self.replicated or self.attempts)
 
     def permits(self, holder: Holder, now: float) -> bool:
         """Whether this volunteer may have an attempt now."""
@@ -144,14 +164,13 @@ class TaskLife:
         """Whether this volunteer could have an attempt, if not now then later."""
         if holder.owner in self.doubted or holder.key in self.unable:
             return False
-        replicated = self.policy.method == "replicate"
         for attempt in self.attempts.values():
             if attempt.state in _GONE:
                 continue
             other = attempt.holder
             if other.worker == holder.worker:
                 return False
-            if replicated and (other.owner == holder.owner or other.network == holder.network):
+            if self.replicated and (other.owner == holder.owner or other.network == holder.network):
                 return False
         return True
 
@@ -177,18 +196,38 @@ class TaskLife:
         if reason:
             return self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason), now)
         attempt.outputs, attempt.state = message.outputs, "committed"
+        attempt.root = message.root if is_digest(message.root) else ""
         return []
 
-    def upload(self, name: str, *, suspicious: bool, rng: random.Random, sent: int = 0) -> list[Effect]:
-        """All outputs are in the laboratory (or were inline): now it may be checked."""
+    def upload(
+        self,
+        name: str,
+        *,
+        suspicious: bool,
+        rng: random.Random,
+        known: bool = True,
+        audit: float = 0.0,
+        sent: int = 0,
+    ) -> list[Effect]:
+        """All outputs are in the laboratory (or were inline): now it may be checked.
+
+        Parameters
+        ----------
+        suspicious : bool
+            Its host gets the strictest check.
+        known : bool
+            Its host has shown enough for ``sample`` to leave a result of it unchecked.
+        audit : float
+            Probability with which its host's results are recomputed although a replica agrees.
+        """
         attempt = self.attempts[name]
         if attempt.state != "committed":
             early = attempt.state == "leased"
             return [Ignored("uploaded before it committed" if early else "uploaded twice", suspicious=early)]
-        attempt.state, attempt.sent = "uploaded", max(0, sent)
-        if self.policy.method == "replicate":
-            return self._replicate(attempt, suspicious)
-        if not policies.sampled(self.policy, suspicious=suspicious, rng=rng):
+        attempt.state, attempt.sent, attempt.audit = "uploaded", max(0, sent), audit
+        if self.replicated:
+            return self._replicate(attempt, suspicious, rng)
+        if not policies.sampled(self.policy, known=known, rng=rng):
             return self._accept(attempt, None)
         return self._order(attempt, Order(policies.order(self.policy, suspicious=suspicious)))
 
@@ -279,8 +318,10 @@ class TaskLife:
         accepted = report.verdict == "accepted" and report.ratio >= 0.0
         if report.verdict == "failed" or (report.verdict == "accepted" and not accepted):
             return effects + self._check_failed(attempt, validator, report.reason or "a report without a ratio")
+        if order.question is not None:
+            return effects + self._answered(attempt, report, accepted, now)
         if order.replica is not None and not accepted:
-            return effects + self._dispute(attempt, order.replica)
+            return effects + self._dispute(attempt, order.replica, report)
         if accepted:
             return effects + self._accept(attempt, report)
         if report.verdict == "wrong":
@@ -313,7 +354,7 @@ class TaskLife:
         """
         if self.state != "open" or not self.wanted:
             return []
-        if self.policy.method == "replicate" and any(a.state in _RUNNING | _HANDED_IN for a in self.attempts.values()):
+        if self.replicated and any(a.state in _RUNNING | _HANDED_IN for a in self.attempts.values()):
             self.alone = True
             waiting = next((a for a in self.attempts.values() if a.state == "uploaded"), None)
             return self._order(waiting, Order("recompute", final=True)) if waiting else []
@@ -343,17 +384,117 @@ class TaskLife:
         attempt.order, attempt.state = order, "checking"
         return [Judge(attempt)]
 
-    def _replicate(self, attempt: Attempt, suspicious: bool) -> list[Effect]:
+    def _replicate(self, attempt: Attempt, suspicious: bool, rng: random.Random) -> list[Effect]:
         if self.alone or suspicious:
-            return self._order(attempt, Order("recompute"))
+            return self._order(attempt, Order(policies.alone(self.policy, suspicious=suspicious)))
         for other in self.attempts.values():
             if other.state == "uploaded" and other is not attempt and _independent(other.holder, attempt.holder):
                 other.state = "checking"
-                return self._order(attempt, Order("compare", replica=other))
+                # Drawn after both have committed: two who have met must not foresee it.
+                audited = rng.random() < max(attempt.audit, other.audit)
+                return self._order(attempt, Order("audit" if audited else "compare", replica=other))
         return []
 
-    def _dispute(self, *replicas: Attempt) -> list[Effect]:
-        return [effect for one in replicas for effect in self._order(one, Order("recompute", dispute=True))]
+    # --- disputes ---------------------------------------------------------------------------------------------------
+    def _dispute(self, one: Attempt, other: Attempt, report: m.CheckReport) -> list[Effect]:
+        """Two replicas differ, or the validator does not find what both say."""
+        outline = self.outline if one.root and other.root and report.method == "replicate" else None
+        if self.state == "open" and outline is not None and Dispute.possible(outline):
+            self.dispute = Dispute(outline, self.task.inputs, (one, other))
+            return self._move()
+        return self._check_both(one, other)
+
+    def _check_both(self, *replicas: Attempt) -> list[Effect]:
+        """Each by itself and whole."""
+        effects = self._end_dispute()
+        for one in replicas:
+            effects += self._order(one, Order("auto", dispute=True))
+        return effects
+
+    def _move(self) -> list[Effect]:
+        """What a dispute needs next."""
+        dispute = self.dispute
+        effects: list[Effect] = []
+        for move in dispute.moves() if dispute is not None else ():
+            match move:
+                case Ask(attempt, cut):
+                    effects.append(Reveal(attempt, cut))
+                case Compare(question):
+                    one, other = dispute.pair  # type: ignore[union-attr]
+                    effects += self._order(one, Order("compare", replica=other, question=question))
+                case Settle(questions):
+                    for side, question in zip(dispute.pair, questions, strict=True):  # type: ignore[union-attr]
+                        effects += self._order(side, Order("auto", dispute=True, question=question))
+        return effects
+
+    def start_reveal(self, name: str, attempt: Attempt, cut: int) -> None:
+        """The volunteer of one side was asked for its values at a cut."""
+        self.reveals[name] = attempt, cut
+
+    def revealed(self, name: str, message: m.Committed, now: float) -> list[Effect]:
+        """One side has handed in its values at a cut."""
+        attempt, cut = self.reveals.pop(name)
+        dispute = self.dispute
+        if dispute is None or attempt not in dispute.pair:
+            return []
+        if reason := dispute.revealed(attempt, cut, message.outputs, message.leaves):
+            return [Charge(attempt, "failed", reason), *self._check_both(*dispute.pair)]
+        if dispute.contradicts_itself(attempt):
+            reason = "its outputs are not among the values that it committed to"
+            other = next(side for side in dispute.pair if side is not attempt)
+            effects = self._end_dispute()
+            self._rest(other)
+            return effects + self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason), now)
+        return self._move()
+
+    def lose_reveal(self, name: str) -> list[Effect]:
+        """One side could not reveal its values: both results are checked whole."""
+        self.reveals.pop(name, None)
+        return self._check_both(*self.dispute.pair) if self.dispute is not None else []
+
+    def no_reveal(self) -> list[Effect]:
+        """One side is not there to be asked."""
+        return self._check_both(*self.dispute.pair) if self.dispute is not None else []
+
+    def _answered(self, attempt: Attempt, report: m.CheckReport, accepted: bool, now: float) -> list[Effect]:
+        """A validator has answered a question in a dispute."""
+        dispute = self.dispute
+        if dispute is None or attempt.order is None:
+            return [Ignored("an answer that nobody waits for")]
+        if attempt.order.replica is not None:
+            dispute.compared(accepted)
+            return self._move()
+        dispute.verdicts[attempt.name] = report
+        if len(dispute.verdicts) < len(dispute.pair):
+            return []
+        verdicts = [dispute.verdicts[one.name] for one in dispute.pair]
+        if all(verdict.verdict == "accepted" for verdict in verdicts):
+            # rounding, or a decision within its margin, as far as this node goes
+            return self._check_both(*dispute.pair)
+        effects = self._end_dispute()
+        for one, verdict in zip(dispute.pair, verdicts, strict=True):
+            if verdict.verdict == "wrong":
+                effects += self._blame(one, verdict, now)
+            elif verdict.verdict == "unproven":
+                effects += self._doubt(one, verdict)
+            else:
+                self._rest(one)
+        return effects
+
+    @staticmethod
+    def _rest(attempt: Attempt) -> None:
+        """It was right where it was looked at, and waits for another partner."""
+        attempt.state, attempt.order = "uploaded", None
+
+    def _end_dispute(self) -> list[Effect]:
+        effects: list[Effect] = [StopCheck(name) for name in self.reveals]
+        self.reveals.clear()
+        if self.dispute is not None:
+            for name in [name for name, of in self.checks.items() if of in self.dispute.pair]:
+                del self.checks[name]
+                effects.append(StopCheck(name))
+        self.dispute = None
+        return effects
 
     def _check_failed(self, attempt: Attempt, validator: str, reason: str) -> list[Effect]:
         attempt.failed_checks += 1
@@ -366,6 +507,8 @@ class TaskLife:
             return self._fail("unverifiable", f"{self.check_failures} checks of it failed, the last because: {reason}")
         if attempt.failed_checks < CHECK_FAILURES:
             return [Judge(attempt)]
+        if self.dispute is not None:
+            return self._check_both(*self.dispute.pair)
         effects: list[Effect] = []
         pair = [attempt] if attempt.order is None or attempt.order.replica is None else [attempt, attempt.order.replica]
         for one in pair:
@@ -386,7 +529,7 @@ class TaskLife:
         verdict = m.Verdict(
             method=policies.UNCHECKED if report is None else report.method,
             ratio=0.0 if report is None else report.ratio,
-            miss=policies.miss(self.policy, report),
+            miss=policies.miss(self.policy, report, max(one.audit for one in agreeing)),
             volunteers=tuple(one.holder.identity for one in agreeing),
             attempts=self._leases,
             rejected=self._rejected,
@@ -445,7 +588,7 @@ class TaskLife:
 
     def _close(self, accepted: Attempt | None) -> list[Effect]:
         """End all attempts and checks but the accepted one, and those that a dispute still has to judge."""
-        effects: list[Effect] = []
+        effects = self._end_dispute()
         for attempt in self.attempts.values():
             if attempt.state == "lost":  # kept until now: its host might have come back to finish it
                 effects += self._drop(attempt)
@@ -477,21 +620,3 @@ class TaskLife:
 
 def _independent(one: Holder, other: Holder) -> bool:
     return one.owner != other.owner and one.network != other.network
-
-
-def mismatch(outputs: tuple[m.BlobRef, ...], specs: tuple[m.ArraySpec, ...]) -> str:
-    """Why these cannot be the outputs of a program that declares `specs`; empty when they may be."""
-    if len(outputs) != len(specs):
-        return f"{len(outputs)} outputs where {len(specs)} are declared"
-    for number, (blob, spec) in enumerate(zip(outputs, specs, strict=True)):
-        if blob.spec != spec:
-            return f"output {number} is {blob.spec.dtype[:20]} {blob.spec.shape[:8]}, not {spec.dtype} {spec.shape}"
-        if blob.nbytes != nbytes(spec):
-            return f"output {number} has {blob.nbytes} bytes, not {nbytes(spec)}"
-        if not is_digest(blob.digest):
-            return f"output {number} has no valid digest"
-        if blob.inline is not None and (
-            len(blob.inline) != blob.nbytes or blob.nbytes > m.INLINE_LIMIT or digest(blob.inline) != blob.digest
-        ):
-            return f"output {number} came with bytes that are not those of its digest"
-    return ""

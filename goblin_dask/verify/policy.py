@@ -6,7 +6,11 @@ import math
 import random
 
 from goblin_dask.errors import InputError
-from goblin_dask.messages import CheckReport, Policy
+from goblin_dask.messages import CheckReport, Policy, SubmitTask
+
+COLLUDING = 0.01
+"""Share of the other owners that is assumed to work together with the owner of a result: the chance of a partner who
+agrees on a lie. Who knows better multiplies what a certificate says of replicas by the ratio."""
 
 UNCHECKED = "unchecked"
 """Method of a result that ``sample`` accepted without a check."""
@@ -45,13 +49,18 @@ def parse(text: str | Policy) -> Policy:
     )
 
 
-def sampled(policy: Policy, *, suspicious: bool, rng: random.Random) -> bool:
+def written(policy: Policy) -> str:
+    """The text that `parse` reads as this policy."""
+    return f"sample:{policy.probability:g}" if policy.method == "sample" else policy.method
+
+
+def sampled(policy: Policy, *, known: bool, rng: random.Random) -> bool:
     """Whether a result that has just been committed and handed in is to be checked.
 
     To be asked after the commitment only: a volunteer that could foresee the draw would lie on the others. A host
-    that was ever proven wrong is always checked.
+    that is not `known`, for it is new or was ever proven wrong, is always checked.
     """
-    if policy.method != "sample" or suspicious:
+    if policy.method != "sample" or not known:
         return True
     return rng.random() < policy.probability
 
@@ -61,22 +70,35 @@ def order(policy: Policy, *, suspicious: bool) -> str:
     return "recompute" if policy.method == "recompute" or suspicious else "auto"
 
 
+def replicates(policy: Policy, task: SubmitTask) -> bool:
+    """Whether another owner's replica is the first check of a task's results."""
+    return policy.method == "replicate" or (policy.method == "auto" and task.heavy)
+
+
+def alone(policy: Policy, *, suspicious: bool) -> str:
+    """Method of the check of a result that is to be replicated, and cannot be."""
+    return "recompute" if policy.method == "replicate" else order(policy, suspicious=suspicious)
+
+
 def demands_more(policy: Policy, method: str) -> bool:
     """Whether a result accepted by `method` does not yet satisfy `policy`."""
     return method == UNCHECKED and policy.method != "sample"
 
 
-def miss(policy: Policy, report: CheckReport | None) -> float:
+def miss(policy: Policy, report: CheckReport | None, audit: float = 0.0) -> float:
     """Upper bound of the probability that a wrong result is accepted like this one was.
 
     Parameters
     ----------
     report : CheckReport or None
         None when the result was accepted without a check.
+    audit : float
+        Probability with which a replica that agrees was recomputed.
     """
     if report is None:
         return 1.0 - policy.probability
-    return min(1.0, max(0.0, report.miss))
+    met = COLLUDING * (1.0 - audit) if report.method == "replicate" else 0.0
+    return min(1.0, max(0.0, report.miss, met))
 
 
 def undetected(probability: float, lies: int) -> float:

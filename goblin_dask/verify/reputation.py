@@ -31,6 +31,12 @@ OWNER_LIARS = 3
 OWNER_SHARE = 0.25
 """... when they are at least this share of the owner's keys that have had a verdict."""
 
+PROBATION = 10
+"""Accepted results before which ``sample`` leaves none of a host's unchecked, and after which audits are halved."""
+
+AUDITED_NEW, AUDITED = 0.1, 0.01
+"""Share of a new host's, and of a trusted one's, agreeing replicas that a validator recomputes."""
+
 START = 2.0
 """Simultaneous leases of a host that has shown nothing yet."""
 
@@ -122,6 +128,17 @@ class Reputation:
     def suspicious(self, host: Host) -> bool:
         """Whether its results get the strictest check."""
         return host.wrong > 0
+
+    def known(self, host: Host) -> bool:
+        """Whether ``sample`` may leave its results unchecked."""
+        return host.accepted >= PROBATION and not host.wrong
+
+    def audit_rate(self, host: Host) -> float:
+        """Probability with which its results are recomputed although another owner's replica agrees.
+
+        Falls with every result that was accepted, and never below `AUDITED`.
+        """
+        return max(AUDITED, AUDITED_NEW / (1.0 + host.accepted / PROBATION))
 
     # --- facts ------------------------------------------------------------------------------------------------------
     def accepted(self, host: Host, flops: float = 0.0) -> None:

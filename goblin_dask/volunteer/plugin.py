@@ -144,8 +144,9 @@ async def install(worker: Worker) -> Runner:
 def _checker() -> Checker:
     from goblin_dask.verify.check import check_result  # a volunteer does without all of it
     from goblin_dask.verify.operands import OperandStatistics
+    from goblin_dask.verify.scales import Scales
 
-    return partial(check_result, statistics=OperandStatistics())
+    return partial(check_result, statistics=OperandStatistics(), scales=Scales())
 
 
 async def remove(runner: Runner) -> None:

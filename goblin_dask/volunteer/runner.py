@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import psutil
 
+from goblin_dask.digest import merkle_root
 from goblin_dask.errors import GoblinError, InputError, ProgramError, WireError
 from goblin_dask.graphs.backends.base import NUMPY, Backend
 from goblin_dask.graphs.cost import peak
@@ -42,6 +43,7 @@ from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs, decode_
 from goblin_dask.volunteer.limits import Limits, free_memory
 from goblin_dask.volunteer.machine import trim
 from goblin_dask.volunteer.outputs import Output, OutputFiles
+from goblin_dask.volunteer.trace import Trace, Traces
 from goblin_dask.volunteer.transfer import Transfers
 from goblin_dask.volunteer.validator import Checker, Gathered, check
 
@@ -64,6 +66,10 @@ class _TooLittleMemory(Exception):
 
 class _Closed(Exception):
     """The owner does not lend the machine at this time."""
+
+
+class _Forgotten(Exception):
+    """What was committed to is not known any more."""
 
 
 class _UploadFailed(Exception):
@@ -112,6 +118,7 @@ class Runner:
         self._send = send
         self._checker = checker
         self._attempts: dict[str, _Attempt] = {}
+        self._traces = Traces()
         self._forestalled: deque[str] = deque(maxlen=1000)
         # A check is memory-bound and hardly gains from BLAS threads: a validator does several, one thread each.
         self._device = _threads(limits.threads if checker else 1, "goblin-compute")
@@ -169,7 +176,12 @@ class Runner:
         try:
             program = decode_program(work.program)
             inputs = self._inputs(work, work.inputs, program.inputs, attempt)
-            outputs, seconds = await _in(self._device, partial(self._compute, program, inputs, attempt))
+            if work.reveals and not self._traces.of(work.reveals):
+                raise _Forgotten
+            trace = Trace(self._backend) if work.trace else None
+            outputs, seconds = await _in(self._device, partial(self._compute, program, inputs, attempt, trace))
+            if trace is not None:
+                self._traces.keep(work.attempt, tuple(trace.leaves))
             refs = tuple(output.ref for output in outputs)
             uploads = [output for output in outputs if output.fd >= 0]
             attempt.committed = Committed(
@@ -180,6 +192,8 @@ class Runner:
                 inputs.fetched,
                 self.cache.held(ref.digest for ref in work.inputs if ref.inline is None),
                 uploaded=not uploads,
+                root=merkle_root(trace.leaves) if trace is not None and trace.leaves else "",
+                leaves=self._traces.of(work.reveals),
             )
             self._send(attempt.committed)
             if uploads:
@@ -190,6 +204,8 @@ class Runner:
             self._send(fail("memory", "the memory ran out", needs=work.peak, offers=free_memory()))
         except _Closed as error:
             self._send(fail("cancelled", str(error)))
+        except _Forgotten:
+            self._send(fail("cancelled", "what it committed to was forgotten since"))
         except ProgramError as error:
             self._send(fail("unsupported", str(error)))
         except InputError as error:
@@ -222,14 +238,16 @@ class Runner:
             stop=attempt.stop,
         )
 
-    def _compute(self, program: Program, inputs: Inputs, attempt: _Attempt) -> tuple[list[Output], float]:
+    def _compute(
+        self, program: Program, inputs: Inputs, attempt: _Attempt, trace: Trace | None
+    ) -> tuple[list[Output], float]:
         """In the device's thread: the outputs, and CPU seconds taken."""
         needs = peak(program)
         self._begin(attempt, needs)
         start = time.process_time()
         with OutputFiles() as files:
             outputs = files.collect(
-                list(execute(program, inputs.sources(), backend=self._backend, allocate=files.allocate))
+                list(execute(program, inputs.sources(), backend=self._backend, observe=trace, allocate=files.allocate))
             )
         seconds = time.process_time() - start
         if needs > SMALL:

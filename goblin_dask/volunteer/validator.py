@@ -26,8 +26,9 @@ class Checker(Protocol):
         inputs: Sequence[Source],
         outputs: Sequence[Any],
         *,
-        method: Literal["auto", "recompute", "compare"],
+        method: Literal["auto", "recompute", "compare", "audit"],
         replica: Sequence[Any] | None,
+        values: Sequence[int],
         digests: Sequence[str],
     ) -> CheckReport: ...
 
@@ -84,6 +85,7 @@ def check(work: Check, gathered: Gathered, checker: Checker) -> CheckReport | No
             [load() for load in gathered.outputs],
             method=work.method,
             replica=[load() for load in gathered.replica] or None,
+            values=work.values,
             digests=[ref.digest for ref in work.inputs],
         )
     except Abandoned:

@@ -9,7 +9,7 @@ from simulated import Simulated, blob, checks, leases, only, records, task, told
 from goblin_dask import messages as m
 from goblin_dask.gateway import events as e
 from goblin_dask.gateway.limits import Limits
-from goblin_dask.verify.reputation import LIES
+from goblin_dask.verify.reputation import LIES, PROBATION
 
 REPLICATE = m.Policy("replicate")
 
@@ -50,7 +50,7 @@ def test_a_dispute_is_settled_by_recomputing_both(grid):
     grid.hand_in(first, (blob("lie"),))
     check = only(checks(grid.hand_in(second)))
     both = checks(grid.report(check, "wrong"))
-    assert {c.check.method for c in both} == {"recompute"}
+    assert {c.check.method for c in both} == {"auto"}
     right = next(c for c in both if c.check.of == second.attempt)
     out = grid.report(right)
     assert only(told(out, m.TaskAccepted)).outputs == (blob(f"out {second.task}"),)
@@ -90,13 +90,23 @@ def test_recompute_is_asked_of_the_validator(grid):
     assert only(checks(grid.hand_in(lease))).check.method == "recompute"
 
 
+def test_a_new_host_is_always_checked(grid):
+    for number in range(5):
+        lease = only(leases(grid.submit(task(number, policy=m.Policy("sample", 0.0)))))
+        grid.report(only(checks(grid.hand_in(lease))))
+    grid.know("a", "b")
+    lease = only(leases(grid.submit(task("late", policy=m.Policy("sample", 0.0)))))
+    assert told(grid.hand_in(lease), m.TaskAccepted)
+
+
 def test_unchecked_results_are_marked_and_are_no_success(grid):
+    grid.know("a", "b")
     lease = only(leases(grid.submit(task(1, policy=m.Policy("sample", 0.0)))))
     out = grid.hand_in(lease)
     verdict = only(told(out, m.TaskAccepted)).verdict
     assert (verdict.method, verdict.miss, len(verdict.volunteers)) == ("unchecked", 1.0, 1)
     record = grid.dispatcher.leases.pool.all[lease.worker].record
-    assert (record.accepted, record.quota) == (0, 2.0)
+    assert (record.accepted, record.quota) == (PROBATION, 2.0)
 
 
 def test_the_share_of_sampled_results():
@@ -104,6 +114,7 @@ def test_the_share_of_sampled_results():
     grid.lab()
     grid.validator(slots=64)
     grid.volunteer("a")
+    grid.know("a")
     for number in range(400):
         lease = only(leases(grid.submit(task(number, policy=m.Policy("sample", 0.25)))))
         for check in checks(grid.hand_in(lease)):
@@ -114,6 +125,7 @@ def test_the_share_of_sampled_results():
 
 
 def test_one_mismatch_reopens_all_that_nobody_checked(grid):
+    grid.know("a")
     grid.leave("b")
     unchecked = m.Policy("sample", 0.0)
     given = []
@@ -142,6 +154,7 @@ def test_one_mismatch_reopens_all_that_nobody_checked(grid):
 
 
 def test_asking_for_more_than_was_checked_checks_the_kept_result(grid):
+    grid.know("a", "b")
     lease = only(leases(grid.submit(task(1, policy=m.Policy("sample", 0.0)))))
     grid.hand_in(lease)
     assert told(grid.submit(task(1, policy=m.Policy("sample", 0.0))), m.TaskAccepted)
@@ -159,6 +172,7 @@ def test_unchecked_results_beyond_what_is_remembered_are_checked():
     grid.lab()
     grid.validator()
     grid.volunteer("a")
+    grid.know("a")
     for number in range(3):
         out = grid.hand_in(only(leases(grid.submit(task(number, policy=m.Policy("sample", 0.0))))))
     assert checks(out)
@@ -173,6 +187,7 @@ def test_after_one_lie_every_result_of_the_host_is_recomputed(grid):
 
 
 def test_quarantine_takes_everything_out_of_hand(grid):
+    grid.know("a", "b")
     one = only(leases(grid.submit(task(1, policy=m.Policy("sample", 0.0)))))
     grid.hand_in(one)
     liar = one.worker

@@ -16,6 +16,7 @@ from goblin_dask.messages import ArraySpec, BlobRef, Check, Policy
 from goblin_dask.store.chunks import load_array, store_array
 from goblin_dask.testing.inprocess import InProcessGrid
 from goblin_dask.verify.policy import UNCHECKED
+from goblin_dask.verify.reputation import Reputation
 from goblin_dask.volunteer.runner import Runner
 
 SPEC = ArraySpec((4,), "float64")
@@ -103,6 +104,13 @@ def test_what_is_in_the_ledger_is_not_submitted(grid, gate, double):
     assert grid.node._link.submit(wish).result(20).reused
 
 
+@pytest.fixture
+def known(monkeypatch):
+    """All hosts have shown enough for ``sample`` to spare them."""
+    monkeypatch.setattr(Reputation, "known", lambda reputation, host: not host.wrong)
+
+
+@pytest.mark.usefixtures("known")
 def test_a_result_accepted_unchecked_can_be_checked_later(grid, gate):
     """Its outputs lie in the store then, no longer among the uploads; a validator is served all the same."""
     gate.open.set()
@@ -132,6 +140,7 @@ def test_a_result_accepted_unchecked_can_be_checked_later(grid, gate):
         grid.node._link._data.permits.open(gate.works[-1].grant, unchecked.outputs[0].digest)
 
 
+@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("checked_meanwhile", [False, True])
 def test_a_result_withdrawn_while_it_is_taken_over_is_not_used(tmp_path, monkeypatch, double, checked_meanwhile):
     """Its blobs are still being moved when its volunteer is proven wrong elsewhere."""
@@ -139,8 +148,8 @@ def test_a_result_withdrawn_while_it_is_taken_over_is_not_used(tmp_path, monkeyp
     def tamper(number, runner):
         compute = runner._compute
 
-        def lie(program, inputs, attempt):
-            outputs, seconds = compute(program, inputs, attempt)
+        def lie(program, inputs, attempt, trace):
+            outputs, seconds = compute(program, inputs, attempt, trace)
             for output in outputs:
                 if output.ref.inline is not None:
                     data = np.frombuffer(output.ref.inline, output.ref.spec.dtype) + 1

@@ -26,12 +26,12 @@ def dask_setup(worker):
     data, largest = psutil.Process().memory_info().data, 0
     note(f"baseline:{anonymous()}")
 
-    def limited(program, inputs, attempt):
+    def limited(program, inputs, attempt, trace):
         nonlocal largest
         if peak(program) > largest:
             largest = peak(program)
             resource.setrlimit(resource.RLIMIT_DATA, (data + largest * 6 // 5, resource.RLIM_INFINITY))
             note(f"peak:{largest}")
-        return compute(program, inputs, attempt)
+        return compute(program, inputs, attempt, trace)
 
     runner._compute = limited

@@ -27,10 +27,10 @@ def dask_setup(worker):
     member = runner._send.__self__
     compute, check, send, session_opened = Runner._compute, runner._check, member.send, member.opened
 
-    def computes(program, inputs, attempt):
+    def computes(program, inputs, attempt, trace):
         name = next((name for name, each in runner._attempts.items() if each is attempt), "gone")
         note("computes", name)
-        outputs = compute(runner, program, inputs, attempt)
+        outputs = compute(runner, program, inputs, attempt, trace)
         note("computed", name)
         return outputs
 

@@ -9,6 +9,7 @@ from goblin_dask.messages import ArraySpec
 from goblin_dask.verify.check import check_result, plan_check, thresholds
 from goblin_dask.verify.decompose import decompose
 from goblin_dask.verify.operands import OperandStatistics
+from goblin_dask.verify.scales import RENEWED, Scales
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -324,10 +325,53 @@ def test_replicas_are_compared_by_the_scale_of_rounding():
     assert check_result(program, inputs, [first], method="compare", replica=[first.copy()]).ratio == 0
     lie = second.copy()
     lie[3, 4] += 0.01
-    report = check_result(program, inputs, [lie], method="compare", replica=[second])
-    assert (report.verdict, report.method) == ("wrong", "recompute")  # a difference is settled by the checker
-    report = check_result(program, inputs, [first], method="compare", replica=[lie])
-    assert (report.verdict, report.method) == ("accepted", "recompute")
+    for one, other in ((lie, second), (first, lie)):
+        report = check_result(program, inputs, [one], method="compare", replica=[other])
+        assert (report.verdict, report.method) == ("unproven", "replicate")  # whose it is, is another question
+    report = check_result(program, inputs, [lie], method="audit", replica=[lie])
+    assert (report.verdict, report.method) == ("wrong", "recompute")
+    assert check_result(program, inputs, [first], method="audit", replica=[second]).verdict == "accepted"
+    assert check_result(program, inputs, [first], method="audit", replica=[lie]).verdict == "unproven"
+
+
+def test_values_on_the_way_are_compared_by_scales_that_are_kept():
+    program = build([((60, 500), F), ((500, 80), F)], softmax)
+    inputs = draw(program)
+    values = {}
+    execute(program, inputs, observe=lambda number, made: values.update({len(program.inputs) + number: made[0].copy()}))
+    scales = Scales()
+
+    def compare(value, array):
+        report = check_result(
+            program, inputs, [values[value]], method="compare", replica=[array], values=[value], scales=scales
+        )
+        return report.verdict, report.flops > 0
+
+    assert compare(2, values[2]) == ("accepted", False), "the same bits"
+    noisy = (values[2] * np.float32(1 + 2**-23)).astype("f4")
+    assert compare(2, noisy) == ("accepted", True), "measured"
+    assert compare(2, noisy) == ("accepted", False), "remembered"
+    assert compare(2, noisy * np.float32(1.001)) == ("unproven", True), "decided by the scales of its own inputs"
+    assert compare(3, np.full_like(values[3], np.nan))[0] == "unproven"
+    renewed = sum(compare(2, noisy)[1] for _ in range(2 * RENEWED))
+    assert renewed == 2
+
+
+def test_scales_that_are_kept_grow_and_shrink_with_the_data():
+    program = build([((40, 300), F), ((300, 30), F)], softmax)
+    a, b = draw(program)
+    scales = Scales()
+
+    def agree(size, error):
+        inputs = [a * np.float32(size), b]
+        z = inputs[0] @ b
+        other = z + error * np.float32(np.sqrt(np.mean(np.square(z))))
+        return scales.compare(program, inputs, [2], [z], [other])[0] <= 1
+
+    assert agree(1, 2e-7)
+    for size in (1e-6, 1e6):
+        assert agree(size, 2e-7)
+        assert not agree(size, 1e-4)
 
 
 def test_two_who_agree_on_zeros_are_not_believed():

@@ -35,10 +35,10 @@ def test_parse_says_what_is_possible(text):
 
 def test_the_draw_has_the_asked_share_and_suspects_are_never_spared():
     rng = random.Random(0)
-    drawn = sum(policy.sampled(Policy("sample", 0.1), suspicious=False, rng=rng) for _ in range(10_000))
+    drawn = sum(policy.sampled(Policy("sample", 0.1), known=True, rng=rng) for _ in range(10_000))
     assert 900 < drawn < 1100
-    assert all(policy.sampled(Policy("sample", 0.0), suspicious=True, rng=rng) for _ in range(100))
-    assert all(policy.sampled(Policy(name), suspicious=False, rng=rng) for name in ("auto", "recompute", "replicate"))
+    assert all(policy.sampled(Policy("sample", 0.0), known=False, rng=rng) for _ in range(100))
+    assert all(policy.sampled(Policy(name), known=True, rng=rng) for name in ("auto", "recompute", "replicate"))
 
 
 def test_trust_changes_which_check():
@@ -51,8 +51,17 @@ def test_miss_probabilities():
     assert policy.miss(Policy("sample", 0.25), None) == 0.75
     assert policy.miss(Policy("sample", 0.25), CheckReport("accepted", "algebraic", miss=1e-9)) == 1e-9
     assert policy.miss(Policy(), CheckReport("accepted", "algebraic", miss=7.0)) == 1.0
+    agreed = CheckReport("accepted", "replicate")
+    assert policy.miss(Policy("replicate"), agreed) == policy.COLLUDING
+    assert policy.miss(Policy(), agreed, audit=0.5) == policy.COLLUDING / 2
+    assert policy.miss(Policy("replicate"), CheckReport("accepted", "recompute"), audit=0.5) == 0
     assert policy.undetected(0.1, 0) == 1.0
     assert policy.undetected(0.1, 44) < 0.01
+
+
+@pytest.mark.parametrize("text", ["auto", "recompute", "replicate", "sample:0.25"])
+def test_policies_are_written_as_they_are_read(text):
+    assert policy.written(policy.parse(text)) == text
 
 
 def test_demands_more():

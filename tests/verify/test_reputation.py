@@ -6,7 +6,16 @@ import random
 import pytest
 
 from goblin_dask.messages import Machine
-from goblin_dask.verify.reputation import LIES, START, Reputation, host_key, numeric_class
+from goblin_dask.verify.reputation import (
+    AUDITED,
+    AUDITED_NEW,
+    LIES,
+    PROBATION,
+    START,
+    Reputation,
+    host_key,
+    numeric_class,
+)
 
 
 def machine(host="h", **what):
@@ -71,6 +80,27 @@ def test_unproven_is_no_blame_but_earns_nothing(reputation):
     assert not host.quarantined
     assert not reputation.suspicious(host)
     assert reputation.quota(host, 0.0) == 0
+
+
+def test_audits_of_trusted_hosts_are_rare_and_never_end(reputation):
+    host = reputation.host("o", machine())
+    rates = [reputation.audit_rate(host)]
+    for _ in range(10_000):
+        reputation.accepted(host)
+        rates.append(reputation.audit_rate(host))
+    assert rates[0] == AUDITED_NEW
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == AUDITED > 0
+
+
+def test_a_host_is_known_when_it_has_shown_enough(reputation):
+    host = reputation.host("o", machine())
+    for _ in range(PROBATION):
+        assert not reputation.known(host)
+        reputation.accepted(host)
+    assert reputation.known(host)
+    reputation.wrong(host, 5.0, structural=False, now=0.0)
+    assert not reputation.known(host)
 
 
 def test_quarantine_within_three_proven_lies(reputation):
