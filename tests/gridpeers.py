@@ -249,7 +249,7 @@ class Bench:
     """A gateway and its peers in one process."""
 
     def __init__(self, **options):
-        self.options = {"port": 0, "open": True, "keepalive": 5.0, **options}
+        self.options = {"port": 0, "open": True, "keepalive": 5.0, "probe": False, **options}
         self.peers = []
 
     async def __aenter__(self):

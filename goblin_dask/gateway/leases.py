@@ -382,7 +382,7 @@ class Leases:
     def reveal(self, ticket: Ticket, attempt: Attempt, cut: int) -> bool:
         """Ask a side of a dispute for its values at a cut; False when its volunteer is not there."""
         worker, life = self.pool.all.get(attempt.holder.worker), ticket.life
-        if worker is None or worker.away_since is not None or worker.record.quarantined or life.outline is None:
+        if worker is None or worker.away_since is not None or life.outline is None:
             return False
         # not the name of an attempt: after the gateway's restart nobody would know what its outputs are
         name = f"{self.next_name(ticket)}r"

@@ -57,9 +57,11 @@ class Outcomes:
                 case fx.Judge(attempt):
                     self.leases.judge(ticket, attempt)
                 case fx.Reveal(attempt, cut):
-                    # a side that was asked before may have made the other's answer needless meanwhile
-                    if ticket.life.dispute is not None and not self.leases.reveal(ticket, attempt, cut):
-                        self.apply(ticket, ticket.life.no_reveal())
+                    # the side that was asked before may have ended the dispute
+                    if ticket.life.dispute is not None:
+                        barred = bool(self._host(attempt).quarantined)
+                        if barred or not self.leases.reveal(ticket, attempt, cut):
+                            self.apply(ticket, ticket.life.no_reveal(attempt, barred=barred))
                 case fx.Credit(attempt, report):
                     self._credit(ticket, attempt, report)
                 case fx.Accepted(outputs, verdict, attempt):
@@ -163,7 +165,7 @@ class Outcomes:
                 hand = leases.hands.get(attempt)
                 if hand is not None and hand.reveal:
                     leases.stop(attempt)
-                    self.apply(hand.ticket, hand.ticket.life.lose_reveal(attempt))
+                    self.apply(hand.ticket, hand.ticket.life.lose_reveal(attempt, barred=True))
                 elif hand is not None and not hand.check:
                     self.apply(hand.ticket, hand.ticket.life.withdraw(attempt))
         self._reindex_key(host.key)

@@ -72,6 +72,8 @@ class Peer:
     holding: tuple[str, ...] = ()
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while Dask's worker is registered, and so while the dispatcher knows it."""
+    probe: str = ""
+    """The probe that it was sent and has not answered."""
     lab: Lab | None = None
 
 

@@ -28,6 +28,8 @@ class GatewayConfig:
     """Whether peers' addresses are those that a proxy in front puts into ``X-Forwarded-For``."""
     network: Callable[[str], str] = network_of
     """Network of a peer's address: owners of one network are not taken for independent."""
+    probe: bool = True
+    """Whether a volunteer's arithmetic is measured before it gets work."""
     tls: ssl.SSLContext | None = None
     """For ``goblins://`` without a proxy in front."""
     linger: float = 60.0

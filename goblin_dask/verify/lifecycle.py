@@ -447,14 +447,26 @@ class TaskLife:
             return effects + self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason), now)
         return self._move()
 
-    def lose_reveal(self, name: str) -> list[Effect]:
-        """One side could not reveal its values: both results are checked whole."""
-        self.reveals.pop(name, None)
-        return self._check_both(*self.dispute.pair) if self.dispute is not None else []
+    def lose_reveal(self, name: str, *, barred: bool = False) -> list[Effect]:
+        """One side could not reveal its values; `barred`: for it is in quarantine."""
+        attempt, _ = self.reveals.pop(name)
+        return self.no_reveal(attempt, barred=barred)
 
-    def no_reveal(self) -> list[Effect]:
-        """One side is not there to be asked."""
-        return self._check_both(*self.dispute.pair) if self.dispute is not None else []
+    def no_reveal(self, attempt: Attempt, *, barred: bool = False) -> list[Effect]:
+        """One side cannot be asked: both results are checked whole, or the barred one is not looked at any more."""
+        dispute = self.dispute
+        if dispute is None or attempt not in dispute.pair:
+            return []
+        if not barred:
+            return self._check_both(*dispute.pair)
+        effects = self._end_dispute()
+        for one in dispute.pair:
+            if one is attempt:
+                one.state = "withdrawn"
+                effects += self._drop(one)
+            else:
+                self._rest(one)
+        return effects
 
     def _answered(self, attempt: Attempt, report: m.CheckReport, accepted: bool, now: float) -> list[Effect]:
         """A validator has answered a question in a dispute."""

@@ -284,7 +284,9 @@ class TestSampling:
 
         x = array((40, 40), 4, seed=22)
         with (
-            InProcessGrid(volunteers=2, fuse=False, directory=tmp_path, tamper=tamper) as grid,
+            InProcessGrid(
+                volunteers=2, fuse=False, directory=tmp_path, tamper=tamper, gateway_config={"probe": False}
+            ) as grid,
             grid.lab.submit(x - 3, verify="sample:0.9") as job,
         ):
             np.testing.assert_array_equal(job.result(), (x - 3).compute(scheduler="sync"))

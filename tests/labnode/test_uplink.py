@@ -161,7 +161,7 @@ def test_a_result_withdrawn_while_it_is_taken_over_is_not_used(tmp_path, monkeyp
     builder = Builder()
     x = builder.input(ArraySpec((20_000,), "float64"))
     large = Prepared(builder.finish(builder.add("add", (x, x)))[0])
-    with InProcessGrid(volunteers=1, directory=tmp_path, tamper=tamper) as grid:
+    with InProcessGrid(volunteers=1, directory=tmp_path, tamper=tamper, gateway_config={"probe": False}) as grid:
         link, data = grid.node._link, grid.node._link._data
         taking, go_on, withdrawn, again = (threading.Event() for _ in range(4))
         accept, reopened, accepted = data.accept, link._reopened, link._accept
