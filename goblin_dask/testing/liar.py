@@ -24,14 +24,12 @@ from goblin_dask.graphs.schedule import schedule
 from goblin_dask.messages import ArraySpec
 from goblin_dask.store.buffers import buffer_of, spec_of
 from goblin_dask.testing.liars import corrupt
+from goblin_dask.testing.liars.distance import distance
 from goblin_dask.verify import probe
 from goblin_dask.verify.check import plan_check, thresholds
 from goblin_dask.verify.evaluate import load
 from goblin_dask.verify.operands import Array
 from goblin_dask.volunteer import runner
-
-BEYOND = 1e300
-"""Larger than any threshold, and still a number in JSON."""
 
 
 class Confession(msgspec.Struct, frozen=True):
@@ -43,7 +41,7 @@ class Confession(msgspec.Struct, frozen=True):
     method: str
     """How such a program's results are checked."""
     size: float
-    """Largest wrong entry over the threshold of the check; `BEYOND` where it is no number, or must be exact."""
+    """Largest wrong entry over the threshold of the check; `distance.BEYOND` where it is none, or must be exact."""
     error: float = 0.0
     """Largest wrong entry."""
 
@@ -93,8 +91,7 @@ class Liar:
             if lie:
                 answer = corrupt(self._strategy, program, arrays, outputs, self._rng, **self._options)
                 limits = thresholds(program, arrays, outputs)
-                measured = [_size(a, b, limit) for a, b, limit in zip(answer, outputs, limits, strict=True)]
-                size, error = (max(column) for column in zip(*measured, strict=True))
+                size, error = distance(answer, outputs, limits)
             names = tuple((digest(buffer_of(array)), spec_of(array)) for array in answer)
             self._confess(Confession(names, lie and size > 0, plan_check(program).method, size, error))
             if observe is not None:
@@ -111,22 +108,6 @@ class Liar:
     def _confess(self, confession: Confession) -> None:
         with self._journal.open("ab") as file:
             file.write(msgspec.json.encode(confession) + b"\n")
-
-
-def _size(lie: Array, truth: Array, threshold: float) -> tuple[float, float]:
-    """Largest wrong entry of an output over its threshold, and itself."""
-    if lie.shape != truth.shape or lie.dtype != truth.dtype:
-        return BEYOND, BEYOND
-    wide = np.complex128 if truth.dtype.kind == "c" else np.float64
-    with np.errstate(all="ignore"):
-        difference = np.abs(lie.astype(wide) - truth.astype(wide))
-    difference[(lie == truth) | (np.isnan(lie) & np.isnan(truth))] = 0
-    if np.isnan(difference).any():
-        return BEYOND, BEYOND
-    error = min(float(difference.max(initial=0.0)), BEYOND)
-    if not threshold:
-        return (BEYOND if error else 0.0), error
-    return min(error / threshold, BEYOND), error
 
 
 def confessions(journal: Path) -> list[Confession]:
