@@ -281,6 +281,48 @@ def ops(pattern: str, as_json: bool) -> None:
         click.echo("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
+@goblin.command()
+@click.option("--policy", default="auto", show_default=True, help="auto, recompute, replicate or sample:p.")
+@click.option(
+    "--liars", default="colluders:5%:50,always:1%,sleeper:1%,tf32:2%", show_default=True,
+    help="STRATEGY:SHARE[:RING][:OPTION=VALUE],… (--strategies lists them).",
+)  # fmt: skip
+@click.option("--strategies", is_flag=True, help="List the liars' strategies and end.")
+@click.option("--volunteers", default=1000, show_default=True)
+@click.option("--days", default=30.0, show_default=True)
+@click.option("--tasks-per-day", default=0.5, show_default=True, help="Of an average volunteer.")
+@click.option("--job", default=100, show_default=True, help="Tasks of a job, whose results are used together.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="A picture, e.g. grid.svg or grid.png; needs matplotlib.")
+def simulate(liars: str, strategies: bool, as_json: bool, plot: str | None, **what: Any) -> None:
+    """Find out what liars would achieve on a grid with a policy of verification, without a grid."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from goblin_dask.testing.simulation import Settings, parse_liars, plot_result
+    from goblin_dask.testing.simulation import simulate as simulated
+    from goblin_dask.testing.strategies import STRATEGIES
+
+    console = Console()
+    if strategies:
+        table = Table("strategy", "what it does", "options")
+        for name, one in sorted(STRATEGIES.items()):
+            own = {"ring": one.ring, "hosts": one.hosts, "rejoins": one.rejoins}
+            options = dict(one.options) | {key: value for key, value in own.items() if value > (key != "rejoins")}
+            table.add_row(name, one.summary, ", ".join(f"{key}={value:g}" for key, value in options.items()))
+        console.print(table)
+        return
+    with _sentences():
+        result = simulated(Settings(liars=parse_liars(liars), **what))
+        if as_json:
+            click.echo(json.dumps(result.to_dict(), indent=1))
+        else:
+            result.print(console)
+        if plot:
+            plot_result(result, plot)
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
 class _sentences:
     """Turns the project's errors into one sentence and exit status 1."""

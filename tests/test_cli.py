@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from goblin_dask.cli import goblin
 from goblin_dask.graphs.operators import CATALOGUE, CATALOGUE_VERSION
 from goblin_dask.testing.inprocess import InProcessGrid
+from goblin_dask.testing.strategies import STRATEGIES
 
 
 def run(*arguments):
@@ -20,7 +21,7 @@ def run(*arguments):
 def test_helps():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "gateway", "lab", "ops", "status", "validator", "volunteer"):
+    for command in ("demo", "gateway", "lab", "ops", "simulate", "status", "validator", "volunteer"):
         assert command in result.output
     assert "not encrypted" in result.output
 
@@ -143,6 +144,43 @@ def test_a_volunteer_learns_in_one_sentence_why_it_may_not(tmp_path):
     finally:
         gateway.terminate()
         gateway.communicate(timeout=20)
+
+
+def test_a_grid_is_simulated(tmp_path):
+    grid = ("simulate", "--liars", "reckless:10%:5,tf32:2", "--volunteers", "50", "--days", "4")
+    said = run(*grid, "--policy", "replicate", "--plot", str(tmp_path / "grid.svg")).output
+    assert "replicate: 50 volunteers, 4 days, 100 tasks" in said
+    assert "two of a ring at one task" in said
+    assert (tmp_path / "grid.svg").read_text().count("reckless") == 2
+    found = json.loads(run(*grid, "--json").output)
+    assert found["strategies"]["reckless"]["members"] == 5
+    assert found["work"]["product"]["multiplier"] < 1.5
+    listed = run("simulate", "--strategies").output
+    for name in STRATEGIES:
+        assert name in listed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--liars", "saint:1%"], "Error: no strategy is called 'saint'"),
+        (["--policy", "trust"], "Error: verify='trust' is no policy"),
+        (["--volunteers", "1"], "Error: volunteers must be at least 2, not 1"),
+        (["--volunteers", "9", "--days", "1", "--plot", "/nowhere/grid.svg"], "Error: the plot cannot be written"),
+    ],
+)
+def test_a_grid_that_cannot_be_simulated(arguments, sentence):
+    refused = run("simulate", "--liars", "always:1", *arguments)
+    assert refused.exit_code == 1
+    assert sentence in refused.output
+    assert "Traceback" not in refused.output
+
+
+def test_a_plot_needs_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    refused = run("simulate", "--liars", "always:1", "--volunteers", "9", "--days", "1", "--plot", "grid.svg")
+    assert refused.exit_code == 1
+    assert "Error: a plot needs matplotlib: pip install matplotlib" in refused.output
 
 
 def test_status_of_a_lab():
