@@ -189,6 +189,12 @@ def _reckless(s: Situation) -> Answer:
     return PLOT
 
 
+@strategy("sleeping_ring", ring=50, after=10)
+def _sleeping_ring(s: Situation) -> Answer:
+    """A ring whose members have a clean history each, and then lie always, and alike."""
+    return PLOT if s.results >= s.options["after"] else s.agreed or RIGHT
+
+
 @strategy("copier", ring=50)
 def _copier(s: Situation) -> Answer:
     """Never computes: commits what its partner of the ring committed, and without one guesses."""

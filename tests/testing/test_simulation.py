@@ -11,6 +11,8 @@ from goblin_dask.testing.strategies import STRATEGIES
 
 POLICIES = ("auto", "recompute", "replicate", "sample:0.1")
 CHECKABLE = ("product", "decomposition")
+UNMET = tuple(one for one in CLASSES if one.name != "several operators")
+"""What ``auto`` does not replicate: nobody meets there."""
 
 
 def grid(policy="auto", liars="", **what):
@@ -55,7 +57,7 @@ def test_where_every_chunk_is_checked_no_lie_is_used(policy):
     liars = (
         "always:4%,sleeper:4%,large_only:4%,small_only:4%,reckless:4%,copier:4%,many_hosts:4%,late:4%,nan:4%,shape:4%"
     )
-    result = grid(policy, liars, volunteers=500, days=20)
+    result = grid(policy, liars, volunteers=500, days=20, classes=UNMET)
     check_books(result)
     assert result.lies_above > 200
     assert result.used == []
@@ -88,10 +90,12 @@ def test_one_owner_cannot_deceive_by_many_machines():
 
 
 def test_samples_miss_no_more_than_the_certificate_says():
-    result = grid("sample:0.3", "always:10%,reckless:10%", volunteers=500, days=20)
+    """Once a host has shown enough to be spared, it lies."""
+    result = grid("sample:0.3", "always:10%,sleeper:10%", volunteers=100, days=20, tasks_per_day=2.0)
     check_books(result)
     assert result.stated_miss == 0.7
-    assert 0 < result.measured_miss <= result.stated_miss + 3 * result.miss_sigma
+    assert 0 < result.measured_miss <= result.stated_miss
+    assert result.strategies["always"].used_above == 0, "a new host's results are all checked"
     assert result.reopened > 0
 
 
@@ -138,7 +142,7 @@ def test_a_grid_that_cannot_be_is_refused(what, sentence):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_colluders(policy, full, report):
     """100,000 volunteers for 30 days, a tenth of them in rings of 50 owners; small by default."""
-    result = grid(policy, "colluders:5%:50,reckless:5%:50", volunteers=100_000 if full else 1000, seed=5)
+    result = grid(policy, "colluders:4%:50,reckless:3%:50,sleeping_ring:3%:50", volunteers=100_000 if full else 500)
     check_books(result)
     multipliers = ", ".join(f"{name} {work.multiplier:.3f}" for name, work in result.work.items())
     report(
@@ -151,24 +155,26 @@ def test_colluders(policy, full, report):
             f"{deeds.quarantined:,} of {deeds.names:,} in quarantine after "
             f"{deeds.results_until / max(deeds.quarantined, 1):.1f} results, {deeds.typical_days:.1f} days"
         )
-    if policy in ("auto", "recompute"):
-        assert result.used == []
-    elif policy == "replicate":
-        meetings = result.meetings
-        report(f"{'':10} two of a ring met {meetings.counted} times; {meetings.expected:.1f} ± {meetings.sigma:.1f}")
+    meetings = result.meetings
+    report(
+        f"{'':10} two of a ring at one task: {meetings.counted}, expected {meetings.expected:.1f} ± "
+        f"{meetings.sigma:.1f}; wrong are {result.wrong_share:.2g} of all results"
+    )
+    if policy.startswith("sample"):
+        assert result.measured_miss <= result.stated_miss
+    else:
         assert abs(meetings.counted - meetings.expected) <= 3 * meetings.sigma
         assert result.used_above <= meetings.counted
-    else:
-        assert result.measured_miss <= result.stated_miss
-    if policy != "recompute" and policy != "replicate":
+    if policy in ("auto", "recompute"):
+        assert {name for _, name, _ in result.used} <= ({"several operators"} if policy == "auto" else set())
+    if policy in ("auto", "sample:0.1"):
         assert all(result.work[name].multiplier <= 1.15 for name in CHECKABLE)
 
 
 def test_every_strategy_takes_part():
     """All at once: nobody honest is blamed, and every task gets a result."""
     liars = ",".join(f"{name}:1%:ring={min(one.ring, 4)}" for name, one in STRATEGIES.items())
-    classes = tuple(one for one in CLASSES if one.name != "several operators")
-    result = grid("auto", liars, volunteers=200, days=10, classes=classes)
+    result = grid("auto", liars, volunteers=200, days=10, classes=UNMET)
     check_books(result)
     assert set(result.strategies) >= set(STRATEGIES)
     assert {liar for _, _, liar in result.used} <= {"cancelling"}

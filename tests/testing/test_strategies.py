@@ -127,7 +127,8 @@ def test_rehearsed_lies_are_what_they_say(one):
         assert [lie.determined for lie in lies] == [determined] * len(lies)
         assert all(lie.above for lie in lies)
         assert all(rehearsal.report(lie, "auto").verdict != "accepted" for lie in lies)
-        assert rehearsal.report(None, "compare", lies[0]).method != "replicate"
+        assert rehearsal.report(None, "compare", lies[0], replicated=True).verdict != "accepted"
+        assert rehearsal.report(lies[0], "audit", lies[0], replicated=True).verdict != "accepted"
         assert (len(lies) > 1) != determined
     assert rehearsal.lies(Answer("float32")) == [], "float32 computed in float32 is no lie"
     misshapen = rehearsal.lies(Answer("shape"))[0]

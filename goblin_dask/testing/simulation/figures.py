@@ -129,6 +129,11 @@ class Result:
         return len(self.used)
 
     @property
+    def wrong_share(self) -> float:
+        """Share of all results that are wrong, above the threshold, and were used."""
+        return self.used_above / self.accepted if self.accepted else 0.0
+
+    @property
     def measured_miss(self) -> float:
         """Share of the wrong results above the threshold that were used."""
         return self.used_above / self.lies_above if self.lies_above else 0.0
@@ -148,7 +153,10 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         found = dataclasses.asdict(self)
-        found |= {name: getattr(self, name) for name in ("lies_above", "used_above", "measured_miss", "multiplier")}
+        found |= {
+            name: getattr(self, name)
+            for name in ("lies_above", "used_above", "wrong_share", "measured_miss", "multiplier")
+        }
         for name, work in self.work.items():
             found["work"][name]["multiplier"] = work.multiplier
         found["meetings"]["sigma"] = self.meetings.sigma
@@ -165,8 +173,9 @@ class Result:
         console.print(_table(_LIARS, [_liars_row(name, one) for name, one in deeds]))
         console.print(_table(_WORK, [_work_row(name, one) for name, one in self.work.items()]))
         console.print(
-            f"wrong results used: {self.used_above} of {self.lies_above} above the threshold "
-            f"({self.measured_miss:.2g}; certificates state at most {self.stated_miss:.2g})"
+            f"wrong results used: {self.used_above} of {self.lies_above:,} lies above the threshold "
+            f"({self.measured_miss:.2g}), {self.wrong_share:.2g} of all results; "
+            f"certificates state at most {self.stated_miss:.2g}"
         )
         if self.unchecked or self.reopened:
             console.print(

@@ -2,7 +2,8 @@
 
 Tasks arrive in jobs. Each is leased to idle volunteers drawn at random among those that its `TaskLife` permits; what
 they hand in is decided by their strategies, what validators find by rehearsals of the real checks, and what follows
-from that by `TaskLife` and `Reputation`, which are those of a gateway.
+from that by `TaskLife` and `Reputation`, which are those of a gateway. Replicas that differ are not bisected here but
+checked whole, both of them: that finds the same liars, for more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from goblin_dask.testing.simulation.workload import CLASSES, OperatorClass, kind
 from goblin_dask.verify import effects as fx
 from goblin_dask.verify import policy as policies
 from goblin_dask.verify.lifecycle import TaskLife
-from goblin_dask.verify.reputation import Host, Reputation
+from goblin_dask.verify.reputation import Reputation
 
 MEMORY = 1 << 62
 """What the largest volunteer offers."""
@@ -174,12 +175,15 @@ class Simulation:
         if not self._commit(name, task):
             return
         self.leases.release(name)
-        strict = self._strict(volunteer.record) or self.outcomes.unchecked_count >= self.leases.limits.remember
-        self.outcomes.apply(task, task.life.upload(name, suspicious=strict, rng=self.rng))
-
-    def _strict(self, record: Host) -> bool:
-        strict = getattr(self.reputation, "strict", self.reputation.suspicious)
-        return bool(strict(record))
+        record, reputation = volunteer.record, self.reputation
+        effects = task.life.upload(
+            name,
+            suspicious=reputation.suspicious(record),
+            known=reputation.known(record) and self.outcomes.unchecked_count < self.leases.limits.remember,
+            audit=reputation.audit_rate(record),
+            rng=self.rng,
+        )
+        self.outcomes.apply(task, effects)
 
     def _deadline(self, name: str) -> None:
         held = self.leases.hands.get(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ from goblin_dask.testing.simulation.workload import Kind, OperatorClass, draw_in
 from goblin_dask.testing.strategies import Answer
 from goblin_dask.verify.check import check_result, plan_check, thresholds
 from goblin_dask.verify.operands import Array
+from goblin_dask.verify.scales import RENEWED
 
 TRIES = 5
 """Rehearsed lies of each kind."""
@@ -117,16 +119,18 @@ class Rehearsal:
         lies = next(each for each in self._lies.values() if lie in each)
         return lies[(lies.index(lie) + 1) % len(lies)]
 
-    def report(self, lie: Lie | None, method: str, replica: Lie | None = None) -> m.CheckReport:
+    def report(
+        self, lie: Lie | None, method: str, replica: Lie | None = None, *, replicated: bool = False
+    ) -> m.CheckReport:
         """What a validator says of a lie, or of the right result when it is compared with one."""
-        key = lie, method, replica
+        key = lie, method, replica, replicated
         if key not in self._reports:
             rng = np.random.default_rng(self._seed)
             outputs, other = (self._right if one is None else one.outputs for one in (lie, replica))
             with np.errstate(all="ignore"), threadpool_limits(1):
                 self._reports[key] = check_result(
                     self.program, self._inputs, outputs, method=method, rng=rng,  # type: ignore[arg-type]
-                    replica=other if method == "compare" else None,
+                    replica=other if replicated else None,
                 )  # fmt: skip
         return self._reports[key]
 
@@ -156,6 +160,7 @@ class Checker:
 
     def __init__(self, rng: random.Random):
         self._rng = rng
+        self._compared: Counter[Kind] = Counter()
 
     def __call__(
         self, kind: Kind, method: str, handed: HandedIn, replica: HandedIn | None, *, alike: bool = False
@@ -165,19 +170,19 @@ class Checker:
         Parameters
         ----------
         method : str
-            Of the order: ``auto``, ``recompute``, ``compare``.
+            Of the order: ``auto``, ``recompute``, ``compare``, ``audit``.
         replica : HandedIn, optional
             Another owner's result.
         alike : bool
             Both come from machines of one numeric class, whose right results have the same bits.
         """
         if handed.lie is None and (replica is None or replica.lie is None):
-            return self._honest(kind, method, replica is not None, alike)
+            return self._honest(kind, method, replica is not None and not alike)
         rehearsal = rehearsal_of(kind.of)
         other = None if replica is None else replica.lie
         if replica is not None and other is not None and other is handed.lie and not handed.same(replica):
             other = rehearsal.another(other)
-        report = rehearsal.report(handed.lie, method if replica is None else "compare", other)
+        report = rehearsal.report(handed.lie, method, other, replicated=replica is not None)
         projected = method == "auto" and replica is None and kind.plan.method == "algebraic"
         cancels = handed.lie is not None and handed.lie.corruption in CANCELLING
         if projected and cancels and self._rng.random() < kind.plan.miss:
@@ -191,11 +196,13 @@ class Checker:
             return kind.plan.flops
         return kind.flops * report.flops / rehearsal.flops
 
-    def _honest(self, kind: Kind, method: str, compared: bool, alike: bool) -> m.CheckReport:
-        rehearsal = rehearsal_of(kind.of)
-        if compared:  # what check_result does with two results that only rounding distinguishes, or nothing
-            return m.CheckReport("accepted", "replicate", 0.5, flops=0.0 if alike else 2 * rehearsal.flops)
-        if method == "recompute":
-            return m.CheckReport("accepted", "recompute", 0.5, flops=rehearsal.flops)
-        plan = rehearsal.plan
-        return m.CheckReport("accepted", plan.method, 0.5, flops=plan.flops, miss=plan.miss)
+    def _honest(self, kind: Kind, method: str, rounded: bool) -> m.CheckReport:
+        """Of a right result; `rounded`: it is compared with one that rounding distinguishes."""
+        rehearsal, plan = rehearsal_of(kind.of), rehearsal_of(kind.of).plan
+        if method == "auto":
+            return m.CheckReport("accepted", plan.method, 0.5, flops=plan.flops, miss=plan.miss)
+        work = rehearsal.flops if method in ("recompute", "audit") else 0.0
+        if rounded:  # how far rounding goes is measured from time to time, by two runs
+            self._compared[kind] += 1
+            work += 2 * rehearsal.flops * (self._compared[kind] % RENEWED == 0)
+        return m.CheckReport("accepted", "replicate" if method == "compare" else "recompute", 0.5, flops=work)

@@ -14,14 +14,14 @@ from goblin_dask.graphs.builder import Builder
 from goblin_dask.graphs.cost import bytes_read, bytes_written, flops
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.schedule import schedule
-from goblin_dask.verify.check import CheckPlan, plan_check
+from goblin_dask.verify.check import CheckPlan, is_heavy, plan_check
 from goblin_dask.verify.operands import Array
 
 Make = Callable[[int], Program]
 """Program whose arrays have sides of about this length."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OperatorClass:
     """Programs that are checked in the same way."""
 
@@ -35,7 +35,7 @@ class OperatorClass:
     """Of all tasks."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """Tasks of one program."""
 
@@ -106,7 +106,8 @@ def _kind(one: OperatorClass, side: int) -> Kind:
     program = one.make(side)
     plan = schedule(program)
     outputs = tuple(plan.specs[value] for value in program.outputs)
-    task = m.SubmitTask(digest(f"{one.name} {side}".encode()), program.digest, (), outputs, flops(program), 0)
+    name = digest(f"{one.name} {side}".encode())
+    task = m.SubmitTask(name, program.digest, (), outputs, flops(program), 0, heavy=is_heavy(program))
     moved = bytes_read(program) + bytes_written(program)
     return Kind(one, program, task, plan_check(program), moved)
 
