@@ -41,6 +41,8 @@ OWN = {"bincount": "does not fit into", "cholesky": "not positive definite"}
 NumPy reads the other triangle."""
 BEYOND = {"histogram", "concat", "stack", "cholesky"}
 """What an operator computes and NumPy need not: weights that are booleans, bfloat16 beside another dtype."""
+ASSIGNING = {"setitem", "put_along_axis", "index_put"}
+"""Their last operand is cast to the first's dtype: what is no integer there becomes anything."""
 ORDERED = {"searchsorted": 0, "digitize": 1, "histogram": 1, "interp": 1}
 """Operands that must ascend for the result to have a meaning."""
 
@@ -141,6 +143,11 @@ def meaningful(name, operands, attributes):
         target = DTYPES[attributes["dtype"]] if name == "astype" else operands[0].dtype
         numbers = operands[0].astype("c16")
         return target.kind not in "iu" or bool((np.isfinite(numbers) & (abs(numbers) < 100)).all())
+    if name in ASSIGNING and operands[0].dtype.kind in "iub" and operands[-1].dtype.kind not in "iub":
+        numbers = operands[-1].astype("c16")
+        return bool((np.isfinite(numbers) & (abs(numbers) < 100)).all())
+    if name == "bincount" and not operands[0].size:  # NumPy counts nothing in integers, whatever the weights
+        return len(operands) == 1
     # NumPy's empty results lack the axis of the probabilities.
     return name not in ("nanquantile", "nanmedian") or bool(operands[0].size)
 

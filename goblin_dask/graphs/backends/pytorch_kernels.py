@@ -52,6 +52,10 @@ def _paired(operands: tuple[Tensor, ...], attributes: Attributes) -> bool:
     return _of(WIDE)(operands, attributes) and operands[0].shape == operands[1].shape
 
 
+def _filled(operands: tuple[Tensor, ...], attributes: Any) -> bool:
+    return _of(WIDE)(operands, attributes) and operands[0].numel() > 0
+
+
 OWN: dict[str, Own] = {}
 """By operator: which operands PyTorch's kernel is for, and that kernel."""
 
@@ -257,7 +261,7 @@ for _rank in (2, 3):
         padding, pads = _spread(a["padding"], rank), a["count_include_pad"]
         return function(operands[0], kernel, stride, padding, a["ceil_mode"], pads, a["divisor_override"])
 
-    OWN[f"avg_pool{_rank}d"] = _of(WIDE), _avg_pool
+    OWN[f"avg_pool{_rank}d"] = _filled, _avg_pool
 
 
 @_own("max_pool2d_with_indices_backward", lambda operands, attributes: operands[0].dtype in WIDE)
@@ -266,10 +270,6 @@ def _max_pool_backward(operands: tuple[Tensor, ...], a: Any) -> Any:
     kernel = _spread(a["kernel_size"], 2)
     sizes = [_spread(a[name], 2) if a[name] else kernel for name in ("stride", "padding", "dilation")]
     return aten.max_pool2d_with_indices_backward(grad, x, kernel, *sizes, a["ceil_mode"], indices)
-
-
-def _filled(operands: tuple[Tensor, ...], attributes: Any) -> bool:
-    return _of(WIDE)(operands, attributes) and operands[0].numel() > 0
 
 
 @_own("native_layer_norm", _filled)
@@ -330,7 +330,9 @@ def _softens(operands: tuple[Tensor, ...], a: Any) -> bool:
 
 
 def _softened(operands: tuple[Tensor, ...], a: Any) -> bool:
-    return _filled(operands, a) and DTYPES[a["input_dtype"]] == NUMPY_DTYPES[operands[0].dtype]
+    """Numbers alone: PyTorch takes the products apart, and makes NaN of an infinity in another order."""
+    alike = _filled(operands, a) and DTYPES[a["input_dtype"]] == NUMPY_DTYPES[operands[0].dtype]
+    return alike and all(bool(torch.isfinite(operand).all()) for operand in operands)
 
 
 for _name in ("_softmax", "_log_softmax"):
