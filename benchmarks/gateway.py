@@ -104,7 +104,9 @@ def serve(pipe):
 
     async def run():
         logging.disable(logging.INFO)
-        gateway = Gateway(GatewayConfig(port=0, open=True, database="sqlite://", probe=False, sessions_per_network=10_000))
+        gateway = Gateway(
+            GatewayConfig(port=0, open=True, database="sqlite://", probe=False, sessions_per_network=10_000)
+        )
         await gateway.start()
         tokens = {role: await create_token(gateway.database, role, "bench") for role in ("lab", "validator")}
         pipe.send((gateway.url, tokens))

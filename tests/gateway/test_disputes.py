@@ -21,6 +21,7 @@ from goblin_dask.verify.scales import Scales
 from goblin_dask.volunteer.trace import Trace, Traces
 
 LAYERS = 6
+REPLICATE = m.Policy("replicate")
 
 
 def network(layers=LAYERS, width=48):
@@ -72,7 +73,7 @@ class Computing(Simulated):
         self.blobs[name] = np.array(array)
         return m.BlobRef(name, spec_of(array), buffer.nbytes)
 
-    def compute(self, policy=m.Policy("replicate")):
+    def compute(self, policy=REPLICATE):
         """Submit the program, and let everybody do what they are told until nothing is left to do."""
         refs = tuple(self.keep(array) for array in self.arrays)
         outline = Outline(self.encoded)

@@ -16,7 +16,9 @@ from goblin_dask.verify.rows import bfloat16, tf32
 
 
 def refs(arrays):
-    return [BlobRef(digest(b := buffer_of(a)), spec_of(a), b.nbytes, bytes(b)) for a in map(np.ascontiguousarray, arrays)]
+    return [
+        BlobRef(digest(b := buffer_of(a)), spec_of(a), b.nbytes, bytes(b)) for a in map(np.ascontiguousarray, arrays)
+    ]
 
 
 def answer(drawn, backend=NUMPY, **kernels):

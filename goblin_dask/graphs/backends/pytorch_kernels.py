@@ -261,7 +261,12 @@ for _rank in (2, 3):
         padding, pads = _spread(a["padding"], rank), a["count_include_pad"]
         return function(operands[0], kernel, stride, padding, a["ceil_mode"], pads, a["divisor_override"])
 
-    OWN[f"avg_pool{_rank}d"] = _filled, _avg_pool
+    def _within(operands: tuple[Tensor, ...], a: Any, rank: int = _rank) -> bool:
+        """PyTorch refuses windows larger than what they are moved over, even where they are cut off at its end."""
+        kernel = _spread(a["kernel_size"], rank)
+        return _filled(operands, a) and all(k <= n for k, n in zip(kernel, operands[0].shape[-rank:], strict=True))
+
+    OWN[f"avg_pool{_rank}d"] = _within, _avg_pool
 
 
 @_own("max_pool2d_with_indices_backward", lambda operands, attributes: operands[0].dtype in WIDE)
