@@ -219,6 +219,10 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     compute_seconds: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
+    flops: float = 0.0
+    """Of one computation of the task."""
+    spent: float = 0.0
+    """FLOP of all that was done for it: every attempt that was handed in, and every check."""
 
 
 class TaskAccepted(Message, frozen=True):

@@ -33,6 +33,8 @@ class _Method:
     compute_seconds: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
+    flops: float = 0.0
+    spent: float = 0.0
     names: list[str] = field(default_factory=list)
 
     def merge(self, other: _Method) -> None:
@@ -46,6 +48,8 @@ class _Method:
         self.compute_seconds += other.compute_seconds
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
+        self.flops += other.flops
+        self.spent += other.spent
         self.names += other.names
 
 
@@ -69,7 +73,7 @@ class Certificate:
             _Method(
                 1, set(verdict.volunteers), verdict.ratio, verdict.miss, verdict.miss,
                 verdict.rejected, verdict.check_seconds, verdict.compute_seconds, verdict.bytes_in, verdict.bytes_out,
-                [part] if part else [],
+                verdict.flops, verdict.spent, [part] if part else [],
             )
         )  # fmt: skip
 
@@ -117,6 +121,8 @@ class Certificate:
                 "compute_seconds": round(method.compute_seconds, 6),
                 "bytes_in": method.bytes_in,
                 "bytes_out": method.bytes_out,
+                "flops": method.flops,
+                "flops_spent": method.spent,
             }
             if method.names and self.parts <= LISTED:
                 methods[name]["names"] = sorted(method.names)

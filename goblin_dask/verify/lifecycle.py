@@ -77,7 +77,7 @@ class TaskLife:
     """
 
     __slots__ = (
-        "_avoid", "_check_seconds", "_leases", "_rejected", "alone", "attempts", "charged", "check_failures", "checks",
+        "_avoid", "_check_flops", "_check_seconds", "_computed", "_leases", "_rejected", "alone", "attempts", "charged", "check_failures", "checks",
         "dispute", "doubted", "failures", "hosts", "lab", "need", "outline", "policy", "reveals", "since", "state",
         "task", "unable",
     )  # fmt: skip
@@ -109,7 +109,9 @@ class TaskLife:
         self.check_failures = 0
         self._avoid: dict[str, float] = {}
         self._leases = self._rejected = 0
-        self._check_seconds = 0.0
+        self._check_seconds = self._check_flops = 0.0
+        self._computed = 0
+        """Attempts that were committed."""
 
     # --- what it lacks ----------------------------------------------------------------------------------------------
     @property
@@ -196,6 +198,7 @@ class TaskLife:
         if reason:
             return self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason), now)
         attempt.outputs, attempt.state = message.outputs, "committed"
+        self._computed += 1
         attempt.root = message.root if is_digest(message.root) else ""
         return []
 
@@ -310,6 +313,7 @@ class TaskLife:
         if attempt is None or attempt.state != "checking" or attempt.order is None:
             return [Ignored("a report that nobody waits for")]
         self._check_seconds += max(0.0, report.seconds)
+        self._check_flops += max(0.0, report.flops)
         effects: list[Effect] = [StopCheck(name) for name, of in self.checks.items() if of is attempt]
         for name in [name for name, of in self.checks.items() if of is attempt]:
             del self.checks[name]
@@ -549,6 +553,8 @@ class TaskLife:
             compute_seconds=attempt.seconds,
             bytes_in=attempt.fetched,
             bytes_out=attempt.sent,
+            flops=self.task.flops,
+            spent=self.task.flops * self._computed + self._check_flops,
         )
         effects.append(Accepted(attempt.outputs, verdict, attempt))
         for other in agreeing[1:]:
