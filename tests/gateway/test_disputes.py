@@ -278,3 +278,40 @@ def test_heavy_programs_are_replicated_only_where_there_is_another_owner():
     assert told(log, m.TaskAccepted)[0].verdict.method == "replicate"
     assert len(leases(log)) == 2
     assert not [order for order in checks(log) if order.check.method != "compare"]
+
+
+def test_two_broken_cards_that_agree_on_zeros_are_not_believed():  # situation 3
+    grid = Computing(network(), seed=9)
+    for name in ("one", "other"):
+        grid.join(name, wrong("tanh", lambda operands: True, 0))
+    log = grid.compute()
+    assert {record.worker for record in records(log, "wrong")} == {"one", "other"}
+    assert not told(log, m.TaskAccepted)
+
+
+def gradients(width=48):
+    """Forward and backward of a layer with a squared error: parameters' gradients are the outputs."""
+    build = Builder()
+    x, weight, wanted = (
+        build.input(m.ArraySpec(shape, "float32")) for shape in ((32, width), (width, width), (32, width))
+    )
+    (z,) = build.add("matmul", [x, weight])
+    (y,) = build.add("tanh", [z])
+    (error,) = build.add("subtract", [y, wanted])
+    (back,) = build.add("tanh_backward", [error, y])
+    (turned,) = build.add("permute_dims", [x], axes=(1, 0))
+    outputs = [*build.add("matmul", [turned, back]), *build.add("sum", [back], axes=(0,))]
+    return build.finish(outputs)[0]
+
+
+@pytest.mark.parametrize("by", [1000.0, -1.0, 0.0, np.nan], ids=["×1000", "sign", "zero", "NaN"])
+def test_a_poisoned_gradient_is_not_used(by):  # situation 6
+    grid = Computing(gradients(), seed=10)
+    grid.join("honest")
+    grid.join("poisoner", wrong("tanh_backward", lambda operands: True, by))
+    grid.join("third")
+    log = grid.compute()
+    assert {record.worker for record in records(log, "wrong")} <= {"poisoner"}
+    (accepted,) = told(log, m.TaskAccepted)
+    for ref, right in zip(accepted.outputs, execute(grid.program, grid.arrays), strict=True):
+        np.testing.assert_array_equal(grid.blobs[ref.digest], right)

@@ -374,7 +374,7 @@ def test_scales_that_are_kept_grow_and_shrink_with_the_data():
         assert not agree(size, 1e-4)
 
 
-def test_two_who_agree_on_zeros_are_not_believed():
+def test_two_who_agree_on_zeros_are_not_believed():  # situation 3
     program = build([((60, 500), F), ((500, 80), F)], softmax)
     inputs = draw(program)
     zeros = [np.zeros((60, 80), "f4")]
