@@ -55,6 +55,11 @@ class Builder:
         """Shape and dtype of a value."""
         return self._specs[value]
 
+    def maker(self, value: int) -> tuple[str, tuple[int, ...]]:
+        """Operator and operands of the node that makes a value; empty ones for an input."""
+        node = self._origins[value][0]
+        return (self._nodes[node].operator, self._nodes[node].operands) if node >= 0 else ("", ())
+
     def add(self, operator: str, operands: Sequence[int], /, **attributes: Any) -> tuple[int, ...]:
         """Apply an operator; the numbers of its outputs. An equal node that is there already is used again.
 

@@ -12,6 +12,7 @@ import pytest
 import goblin_dask as goblin
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.check import check
+from goblin_dask.graphs.schedule import schedule
 from goblin_dask.testing.inprocess import InProcessGrid
 
 torch = pytest.importorskip("torch")
@@ -329,3 +330,15 @@ def test_a_captured_program_travels_without_pytorch():
     again = pickle.loads(pickle.dumps(captured))
     x = np.random.default_rng(2).standard_normal((5, 3)).astype("f4")
     np.testing.assert_array_equal(again(x), captured(x))
+
+
+def test_a_layer_on_a_turned_tensor_is_one_product_of_matrices():
+    """PyTorch leaves it as many products of rows with a matrix that is repeated: as much memory as there are rows."""
+    layer = torch.nn.Linear(50, 70)
+    captured = goblin.capture(lambda x: layer(x.transpose(0, 1)), torch.randn(2, 30, 50))
+    x = torch.randn(4, 30, 50)
+    np.testing.assert_allclose(captured(x), layer(x.transpose(0, 1)).detach(), rtol=1e-5, atol=1e-6)
+    program, _ = captured.bound(x)
+    shapes = [spec.shape for spec in schedule(program).specs]
+    assert max(map(len, shapes)) <= 3
+    assert max(np.prod(shape) for shape in shapes) < 4 * 30 * 70 + 1

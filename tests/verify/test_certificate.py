@@ -15,8 +15,15 @@ def test_parts_are_grouped_by_method():
     certificate.add(verdict(), "0.0")
     certificate.add(
         verdict(
-            ratio=0.9, volunteers=("y",), rejected=2, check_seconds=0.5, compute_seconds=3.0, bytes_in=7, bytes_out=5,
-            flops=10.0, spent=35.0,
+            ratio=0.9,
+            volunteers=("y",),
+            rejected=2,
+            check_seconds=0.5,
+            compute_seconds=3.0,
+            bytes_in=7,
+            bytes_out=5,
+            flops=10.0,
+            spent=35.0,
         ),
         "0.1",
     )

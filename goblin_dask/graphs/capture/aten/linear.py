@@ -6,16 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from goblin_dask.errors import NotTraceable
-from goblin_dask.graphs.capture.aten.base import Call, array, axes_of, axis_of, lowers, refuse
+from goblin_dask.graphs.capture.aten.base import Call, array, axes_of, axis_of, lowers, refuse, shaped
 from goblin_dask.graphs.capture.aten.reductions import vector_norm
 from goblin_dask.graphs.tracer.array import Tracer
 from goblin_dask.graphs.tracer.casting import astype, broadcast_to
-from goblin_dask.graphs.tracer.recorder import op, ops
+from goblin_dask.graphs.tracer.recorder import current, op, ops
 
 
 @lowers("aten.mm.default", "aten.bmm.default", "aten.dot.default", "aten.mv.default", "aten.matmul.default")
 def _matmul(call: Call, a: Tracer, b: Tracer) -> Tracer:
-    return op("matmul", a, b)
+    matrix = _repeated(b) if a.ndim == b.ndim == 3 else None
+    if matrix is None:
+        return op("matmul", a, b)
+    # One product of matrices, not many of rows: PyTorch's decompositions leave a linear layer so.
+    rows = shaped(a, (a.shape[0] * a.shape[1], a.shape[2]))
+    return shaped(op("matmul", rows, matrix), (*a.shape[:2], b.shape[2]))
+
+
+def _repeated(x: Tracer) -> Tracer | None:
+    """The matrix that every one of a batch is; None where they differ."""
+    if x.is_known or x.ndim != 3:
+        return None
+    build = current().builder
+    operator, operands = build.maker(x.value)
+    if operator != "broadcast_to":
+        return None
+    spec = build.spec(operands[0])
+    if spec.shape[-2:] != x.shape[-2:] or any(n != 1 for n in spec.shape[:-2]):
+        return None
+    return shaped(Tracer(operands[0], spec), x.shape[-2:])
 
 
 @lowers("aten.vdot.default")
