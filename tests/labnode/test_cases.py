@@ -132,6 +132,8 @@ def test_equal_names_for_different_data_are_refused(lab):
     zeros, ones = (da.from_array(array, name="in") for array in (np.zeros(2), np.ones(2)))
     with pytest.raises(InputError, match="have the same name 'in'"):
         lab.compute(zeros, ones + 1)
+    with pytest.raises(InputError, match="have the same name 'in'"):  # Dask itself would answer ones for both
+        lab.compute({"ones": ones}, [zeros])
 
 
 class TestBlockUnlikeItsDeclaration:

@@ -138,6 +138,20 @@ def test_one_name_for_different_data_is_refused():
     Request.of_collections([zeros, da.from_array(np.zeros(2), name="in")])
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: da.from_array(zarr.full(2, value), name="in"),
+        lambda value: da.full(2, value, name="in"),
+        lambda value: da.ones(4, chunks=2).map_blocks(lambda block: block + value, name="in", dtype=float),
+    ],
+)
+def test_one_chosen_name_for_different_tasks_is_refused(make):
+    with pytest.raises(InputError, match=r"have the same name '(original-)?in'"):
+        Request.of_collections([make(0.0), make(1.0) + 1])
+    Request.of_collections([make(0.0), make(0.0) + 1, make(0.0).persist(scheduler="sync") + 2])
+
+
 def test_large_blocks_of_library_functions_are_checked_on_small_ones(monkeypatch):
     sizes = []
     confirm = selfcheck.confirm

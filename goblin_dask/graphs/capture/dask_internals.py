@@ -9,7 +9,8 @@ is cut off and done at the end by whoever wants the result (`Request.assemble`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +42,10 @@ from dask.array.core import (
 )
 from dask.array.random import _apply_random, _apply_random_func
 from dask.array.wrap import _broadcast_trick_inner
-from dask.base import collections_to_expr
+from dask.base import collections_to_expr, is_dask_collection
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from dask.tokenize import tokenize
+from dask.tokenize import TokenizationError, tokenize
 
 from goblin_dask.errors import InputError
 
@@ -59,6 +61,8 @@ __all__ = [
     "Task",
     "TaskRef",
     "Tuple",
+    "check_names",
+    "collections_in",
     "convert_legacy_graph",
     "expression_of",
     "identity_cast",
@@ -124,7 +128,7 @@ def expression_of(collections: Iterable[Any]) -> tuple[Expr, list[Key]]:
         When two of them use one name for different data: Dask's graph would keep one of the two.
     """
     collections = list(collections)
-    _check_names(collections)
+    check_names(collections)
     expression = FinalizeCompute(collections_to_expr(collections, optimize_graph=False)).optimize()
     return expression, list(_flat(expression.__dask_keys__()))
 
@@ -180,35 +184,70 @@ def _unoptimised(graph: Any) -> Mapping[Key, Any] | HighLevelGraph:
     return graph
 
 
-def _check_names(collections: Iterable[Any]) -> None:
+def collections_in(values: Any) -> Iterator[Any]:
+    """Every dask collection in nested lists, tuples, sets and dicts; `dask.base.unpack_collections` skips later ones
+    that have the name of an earlier one."""
+    if is_dask_collection(values):
+        yield values
+    elif isinstance(values, dict):
+        yield from collections_in([*values.keys(), *values.values()])
+    elif isinstance(values, list | tuple | set):
+        for value in values:
+            yield from collections_in(value)
+
+
+def check_names(collections: Iterable[Any]) -> None:
+    """Check that no two collections use one name for different data.
+
+    Raises
+    ------
+    InputError
+        When they do: Dask's merged graph would keep one of the two.
+    """
     seen: dict[str, Any] = {}
     for collection in collections:
         for name, layer in getattr(getattr(collection, "dask", None), "layers", {}).items():
             other = seen.setdefault(name, layer)
-            if other is not layer and not _same_data(other, layer):
+            if other is not layer and not _same_data(name, other, layer):
                 raise InputError(
                     f"two arrays of different data have the same name {name!r}, so Dask would use one for both; "
                     "give each a name of its own, or none"
                 )
 
 
-def _same_data(a: Mapping[Key, Any], b: Mapping[Key, Any]) -> bool:
-    """Whether two layers of one name hold the same arrays; other tasks are taken to be what their name says."""
-    if type(a) is not type(b) or not isinstance(a, MaterializedLayer):
+_TOKEN = re.compile(r"-[0-9a-f]{32}$")
+"""Ends a name that Dask made of what the layer computes; a name that somebody chose says nothing."""
+
+LOOKED_AT = 8
+"""Tasks of two layers of one chosen name that are compared."""
+
+
+def _same_data(name: str, a: Mapping[Key, Any], b: Mapping[Key, Any]) -> bool:
+    """Whether two layers of one name hold the same data, as far as can be said: one of them may be computed already."""
+    chosen = _TOKEN.search(name) is None
+    if isinstance(a, Blockwise) and isinstance(b, Blockwise):
+        return not chosen or _same_tasks([a.task], [b.task])
+    if not isinstance(a, MaterializedLayer) or not isinstance(b, MaterializedLayer):
         return True
     if set(a) != set(b):
         return False
+    tasks: list[tuple[Any, Any]] = []
     for key, node in a.items():
         x, y = (getattr(each, "value", each) for each in (node, b[key]))
-        if (
-            isinstance(x, np.ndarray)
-            and x is not y
-            and not (
-                isinstance(y, np.ndarray) and x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
-            )
-        ):
-            return False
-    return True
+        arrays = isinstance(x, np.ndarray) + isinstance(y, np.ndarray)
+        if arrays == 2 and x is not y:
+            if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
+                return False
+        elif not arrays and chosen and len(tasks) < LOOKED_AT:
+            tasks.append((x, y))
+    return not tasks or _same_tasks([x for x, _ in tasks], [y for _, y in tasks])
+
+
+def _same_tasks(a: list[Any], b: list[Any]) -> bool:
+    try:
+        return bool(tokenize(a, ensure_deterministic=True) == tokenize(b, ensure_deterministic=True))
+    except TokenizationError:  # nothing can be said of them
+        return True
 
 
 def _low_level(graph: HighLevelGraph, keys: list[Key]) -> dict[Key, Any]:
