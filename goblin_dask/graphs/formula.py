@@ -234,7 +234,7 @@ def _translate(text: str) -> tuple[_Step, ...]:
         body = ast.parse(line, mode="eval").body
     except SyntaxError as error:
         column = begin + min(max(error.offset or 1, 1), len(line) + 1)
-        reason = str(error.msg).partition("(")[0].strip()
+        reason = re.sub(r" \((<unknown>|detected at).*", "", str(error.msg))  # places in a file that there is not
         words = [word for word in re.findall(r"\w+", line) if keyword.iskeyword(word)]
         if words:
             reason += f"; {words[0]} is a word of Python, a variable needs another name"
