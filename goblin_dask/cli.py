@@ -21,6 +21,7 @@ from goblin_dask.errors import GoblinError
 Role = Literal["volunteer", "validator"]
 
 HOME = Path.home() / ".local/share/goblin-dask"
+PORT = click.IntRange(0, 65535)
 
 
 @click.group()
@@ -58,7 +59,7 @@ _database_option = click.option("--database", help="SQLAlchemy URL; SQLite in yo
 
 @gateway.command("run")
 @click.option("--host", help="Interface to listen on; 127.0.0.1 by default, 0.0.0.0 for the network.")
-@click.option("--port", type=int, help="8787 by default, 0 for any free one.")
+@click.option("--port", type=PORT, help="8787 by default, 0 for any free one.")
 @_database_option
 @click.option("--open/--closed", "open_", default=False, help="Admit volunteers without a token.")
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="PEM file, for goblins://.")
@@ -74,15 +75,10 @@ def gateway_run(
     ready_fd: int | None,
 ) -> None:
     """Run the gateway until it is interrupted."""
-    import ssl
-
     from goblin_dask.gateway.server import Gateway
     from goblin_dask.gateway.settings import GatewayConfig
 
-    tls = None
-    if certificate:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(certificate, key)
+    tls = _identity(certificate, key)
     server = Gateway(
         GatewayConfig(
             host=config.get("gateway.host", host),
@@ -101,6 +97,24 @@ def gateway_run(
             await server.stop()
 
     _run(serve)
+
+
+def _identity(certificate: str | None, key: str | None) -> Any:
+    """What the gateway shows to whoever dials ``goblins://``; None without TLS."""
+    import ssl
+
+    if certificate is None:
+        if key is not None:
+            raise click.UsageError(f"--key {key} is of use with its --certificate only")
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        tls.load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        files = f"--certificate {certificate} and --key {key}" if key else f"--certificate {certificate} without --key"
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise click.UsageError(f"{files}: no certificate in PEM with its private key ({reason})") from error
+    return tls
 
 
 @gateway.command("token")
@@ -128,7 +142,7 @@ def gateway_token(role: str, owner: str, database: str | None) -> None:
 @click.argument("gateway_address", metavar="[GATEWAY]", required=False)
 @click.option("--token", help="The laboratory's token for the gateway; goblin.token by default.")
 @click.option("--host", help="Interface for researchers; 127.0.0.1 by default.")
-@click.option("--port", type=int, help="8788 by default, 0 for any free one.")
+@click.option("--port", type=PORT, help="8788 by default, 0 for any free one.")
 @click.option("--directory", type=click.Path(file_okay=False), help="For blobs and the ledger.")
 @_ready
 def lab(
@@ -221,8 +235,8 @@ async def _admitted(address: str, role: Role, token: str | None) -> None:
 
 
 @goblin.command()
-@click.option("--size", default=2048, show_default=True, help="Side of the matrices.")
-@click.option("--volunteers", default=2, show_default=True)
+@click.option("--size", type=click.IntRange(min=1), default=2048, show_default=True, help="Side of the matrices.")
+@click.option("--volunteers", type=click.IntRange(min=1), default=2, show_default=True)
 def demo(size: int, volunteers: int) -> None:
     """A verified matrix product on this machine: a gateway, a laboratory, a validator and volunteers."""
     import time
@@ -248,7 +262,7 @@ def demo(size: int, volunteers: int) -> None:
 @click.argument("pattern", default="*")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def ops(pattern: str, as_json: bool) -> None:
-    """List the operators that volunteers compute: all, those whose names contain PATTERN, or match it (conv*, *_3d)."""
+    """List the operators that volunteers compute: all, those whose names contain PATTERN, or match it (conv*, *3d)."""
     from fnmatch import fnmatchcase
 
     from goblin_dask.graphs.operators import CATALOGUE, CATALOGUE_VERSION

@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from dask.utils import parse_bytes
+
 from goblin_dask.errors import ConnectionLost, InputError
 from goblin_dask.gateway.accounts import create_token
 from goblin_dask.gateway.database import Database
@@ -92,7 +94,8 @@ class Process:
 
     def tail(self, count: int = 2000) -> str:
         """The end of its log."""
-        return self.log.read_text(errors="replace")[-count:]
+        text = self.log.read_text(errors="replace").rstrip()
+        return text if len(text) <= count else text[-count:].partition("\n")[2].strip()
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send it a signal, and wait for its end if that is what it means."""
@@ -146,6 +149,8 @@ class LocalGrid:
     ):
         if volunteers < 0 or validators < 0:
             raise InputError(f"a grid of {volunteers} volunteers and {validators} validators; both must be at least 0")
+        if memory is not None:
+            memory = _bytes(memory)
         self._temporary = directory is None
         self.directory = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="goblin-grid-"))
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -299,6 +304,13 @@ class LocalGrid:
         """Start the gateway again, at the same address."""
         self.gateway = self._process("gateway", self._gateway_arguments(self._port))
         self._up(self.gateway)
+
+
+def _bytes(memory: str | int) -> int:
+    try:
+        return int(parse_bytes(memory))
+    except ValueError as error:
+        raise InputError(f"memory={memory!r}: a number of bytes is needed, such as 2GB") from error
 
 
 async def _make_tokens(url: str, counts: Mapping[str, int], first: int = 0) -> dict[str, list[str]]:

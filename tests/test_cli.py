@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -93,6 +94,30 @@ def test_says_what_is_wrong(tmp_path, arguments, sentence):
     assert "Traceback" not in result.output
 
 
+TLS = Path(__file__).parent / "tls"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["gateway", "run", "--port", "99999"], "99999 is not in the range 0<=x<=65535"),
+        (["gateway", "run", "--certificate", "{empty}", "--key", str(TLS / "key.pem")], "empty.pem and --key"),
+        (["gateway", "run", "--certificate", str(TLS / "certificate.pem")], "certificate.pem without --key"),
+        (["gateway", "run", "--key", str(TLS / "key.pem")], "with its --certificate only"),
+        (["lab", "goblin://127.0.0.1:9", "--port", "-1"], "-1 is not in the range"),
+        (["lab", "goblin://127.0.0.1:9", "--directory", "/proc/x"], "directory /proc/x cannot be used"),
+        (["demo", "--size", "-3"], "-3 is not in the range x>=1"),
+    ],
+)
+def test_says_what_is_wrong_with_an_option(tmp_path, arguments, sentence):
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    result = run(*(argument.format(empty=empty) for argument in arguments))
+    assert result.exit_code in (1, 2)
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+
+
 def serve(*arguments):
     """A command as a process of its own, and its first line: what is up, and where."""
     command = [sys.executable, "-m", "goblin_dask.cli", *map(str, arguments)]
@@ -106,6 +131,8 @@ def test_servers_say_where_they_are_and_listen_nowhere_else(tmp_path):
     token = run("gateway", "token", "lab", "Ada", "--database", database).output.strip()
     gateway, at = serve("gateway", "run", "--port", 0, "--database", database)
     lab, lab_at = serve("lab", at["address"], "--token", token, "--port", 0, "--directory", tmp_path / "lab")
+    confused = run("status", "--url", at["address"].replace("goblin:", "http:"))
+    assert (confused.exit_code, "no lab node: is it the gateway's address?" in confused.output) == (1, True)
     listening = [
         {c.laddr.port for c in psutil.Process(one.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN}
         for one in (gateway, lab)

@@ -201,6 +201,15 @@ class LabNode:
 
     def _identity(self) -> tuple[str, bytes]:
         """The laboratory's random identity and the key of its grants, made at the first start."""
+        try:
+            return self._kept_identity()
+        except OSError as error:
+            raise InputError(
+                f"the lab node's directory {self.directory} cannot be used ({error.strerror}): name another with "
+                "goblin.lab.directory"
+            ) from error
+
+    def _kept_identity(self) -> tuple[str, bytes]:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "identity.json"
         if not path.exists():
@@ -303,7 +312,7 @@ class LabNode:
             found = {key: run.value(key, values) for key in plan.keys}
             for array in job.submission.declared:
                 check_declared(array, {key: value.specs() for key, value in found.items()})
-            job.result = Result(job.submission.keys, plan.keys, found, request.assemble)
+            job.result = Result(job.submission.keys, plan.keys, found, request.assemble, job.certificate)
             job.become("done")
         except BaseException as error:
             job.error = translate(error, job)

@@ -14,6 +14,7 @@ import zarr
 
 import goblin_dask as goblin
 from goblin_dask.errors import ConnectionLost, InputError
+from goblin_dask.local import Process
 
 pytestmark = pytest.mark.system
 
@@ -60,6 +61,19 @@ def test_a_process_that_does_not_start_shows_its_log(grid, tmp_path):
     process = grid._process("lab", ["-m", "goblin_dask.cli", "lab", "goblin://127.0.0.1:9", "--port", "0"])
     with pytest.raises(ConnectionLost, match="cannot be reached"):
         grid._up(process)
+
+
+def test_memory_that_is_none_is_refused_before_anything_starts():
+    with pytest.raises(InputError, match="memory='potato': a number of bytes is needed"):
+        goblin.LocalGrid(memory="potato")
+
+
+def test_the_end_of_a_log_is_whole_lines(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("Usage: dask worker [OPTIONS]\n\nError: no such option\n\n")
+    process = Process("x", [], log, {})
+    assert process.tail() == log.read_text().strip()
+    assert process.tail(30) == "Error: no such option"
 
 
 def test_no_process_outlives_its_parent(tmp_path):
