@@ -22,12 +22,13 @@ from dask.base import is_dask_collection, unpack_collections
 
 from goblin_dask import config
 from goblin_dask.errors import ConnectionLost, InputError, JobError, JobFailed, Refused
-from goblin_dask.graphs.capture.dask_internals import expression_of
+from goblin_dask.graphs.capture.dask_internals import check_names, collections_in, expression_of
 from goblin_dask.labnode.assemble import Values, join
 from goblin_dask.labnode.jobs import FINAL, Result, Submission, Target
 from goblin_dask.labnode.plan import Declared
 from goblin_dask.labnode.progress import Bar, job_html
 from goblin_dask.messages import GridOffer
+from goblin_dask.store.arrays import check_options
 from goblin_dask.store.buffers import array_of, dtype_name, dtype_of, nbytes
 from goblin_dask.store.refs import ChunkRef
 
@@ -128,6 +129,7 @@ class Lab:
         found, repack = unpack_collections(*collections)
         if not found:
             raise InputError("nothing to compute: no dask collection was given, such as a dask array")
+        check_names(collections_in(collections))
         expression, keys = expression_of(found)
         arrays = tuple(declared(each) for each in found if type(each) is da.Array)
         submission = self._submission(expression, keys, verify, offload, name=name, declared=arrays)
@@ -179,6 +181,7 @@ class Lab:
         Job
             Done; its certificate also stands in the array's attributes, under ``goblin_dask``.
         """
+        check_options(options)
         job = self._write(array, path, component, overwrite, verify, offload, options)
         with self._bar(job):
             job.wait()
@@ -222,8 +225,14 @@ class Lab:
 
     def wait_for(self, *, volunteers: int = 0, validators: int = 0) -> GridOffer:
         """Wait until so many are there."""
-        body = self._request("GET", f"/offer?volunteers={volunteers}&validators={validators}")
-        return msgspec.json.decode(body, type=GridOffer)
+        try:
+            body = self._request("GET", f"/offer?volunteers={volunteers}&validators={validators}")
+            return msgspec.json.decode(body, type=GridOffer)
+        except (JobError, InputError, msgspec.DecodeError) as error:
+            raise ConnectionLost(
+                f"something answers at {self.url}, but no lab node: is it the gateway's address? `goblin lab` says "
+                "where researchers connect to"
+            ) from error
 
     def jobs(self) -> list[dict[str, Any]]:
         """Status of all jobs of the lab node."""
@@ -419,7 +428,7 @@ class Job:
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """How every part was verified; complete when the job is done, and kept from then on."""
+        """How every part was verified; complete when the job is done, and kept once `wait` or `result` has returned."""
         if self._certificate is None:
             final = self._refresh()["state"] in FINAL
             found: dict[str, Any] = json.loads(self.lab._request("GET", f"/jobs/{self.id}/certificate"))
@@ -444,7 +453,6 @@ class Job:
         JobFailed, JobCancelled, TooLarge, or the error of the researcher's own function
         """
         self._take()
-        self.certificate  # noqa: B018 asks for it, and so keeps it
         return self
 
     def result(self) -> Any:
@@ -459,6 +467,7 @@ class Job:
         result = pickle.loads(body)  # noqa: S301 from the researcher's own laboratory
         if not isinstance(result, Result):
             raise JobFailed(f"the lab node sent a {type(result).__name__} for a result; is it of the same version?")
+        self._certificate = result.certificate
         return result
 
     def _assembled(self, found: Result) -> Any:

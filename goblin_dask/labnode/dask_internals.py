@@ -16,6 +16,11 @@ class LabScheduler(Scheduler):  # type: ignore[misc]
     def start_http_server(self, *args: Any, **kwargs: Any) -> None:
         """None: what is not there need not be guarded, and jobs are watched through the lab node."""
 
+    def _reschedule(self, key: Any, worker: str | None = None, *, stimulus_id: str) -> None:
+        """As Dask's, which warns of every task that was cancelled while it waited for the grid."""
+        if key in self.tasks:
+            super()._reschedule(key, worker, stimulus_id=stimulus_id)
+
 
 class LabWorker(Worker):  # type: ignore[misc]
     """A worker that nobody can reach but this process."""

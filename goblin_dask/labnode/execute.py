@@ -261,8 +261,7 @@ class Run:
     def program_in_lab(self, key: str, values: tuple[Any, ...]) -> Any:
         """A grid task that is not worth its way to the grid. In a thread of a lab worker."""
         call = self._calls[key]
-        reason = "moving its data takes longer than computing it"
-        return self._here(key, call, call.inputs(values), call.known(values), reason)
+        return self._here(key, call, call.inputs(values), call.known(values), call.task.reason)
 
     async def _compute(
         self, key: str, call: _Call, inputs: tuple[ChunkRef, ...] | None, known: Mapping[Key, Stored]

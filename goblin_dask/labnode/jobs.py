@@ -80,6 +80,8 @@ class Result:
     values: dict[Key, Stored]
     assemble: Callable[[Any], Any]
     """`goblin_dask.graphs.capture.dask_internals.Request.assemble`."""
+    certificate: dict[str, Any]
+    """How every part was verified."""
 
 
 class Job:

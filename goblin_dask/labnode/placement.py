@@ -6,7 +6,7 @@ from typing import Literal
 
 from goblin_dask.errors import InputError, TooLarge
 from goblin_dask.labnode.plan import Plan
-from goblin_dask.labnode.price import TASK_SECONDS, Prices, transfer_seconds
+from goblin_dask.labnode.price import TASK_SECONDS, Price, Prices, transfer_seconds
 from goblin_dask.messages import GridOffer
 
 Offload = Literal["auto", "always", "never"]
@@ -36,11 +36,21 @@ def place(plan: Plan, offer: GridOffer, offload: Offload = "auto", prices: Price
     prices = prices or Prices()
     for task in plan.grid:
         price = prices(task.program)
-        if offload == "always":
-            task.offload = True
-        else:
-            worth = price.seconds > transfer_seconds(price, offer) + TASK_SECONDS
-            task.offload = offload == "auto" and offer.volunteers > 0 and worth
+        task.reason = _reason(price, offer, offload)
+        task.offload = not task.reason
         if task.offload and offer.memory and price.peak > offer.memory[0]:
             raise TooLarge(price.peak, offer.memory[0], "rechunk its operands into smaller blocks")
     return plan
+
+
+def _reason(price: Price, offer: GridOffer, offload: Offload) -> str:
+    """Why a task stays in the laboratory; empty when it does not."""
+    if offload == "always":
+        return ""
+    if offload == "never":
+        return 'offload="never"'
+    if not offer.volunteers:
+        return "there are no volunteers"
+    if price.seconds <= transfer_seconds(price, offer) + TASK_SECONDS:
+        return "moving its data takes longer than computing it"
+    return ""

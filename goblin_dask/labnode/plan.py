@@ -46,6 +46,8 @@ class GridTask:
     """Tasks of the researcher's graph that it stands for."""
     offload: bool = True
     """Whether volunteers compute it; else the laboratory runs the same program."""
+    reason: str = ""
+    """Why the laboratory does, for the job's report."""
 
 
 @dataclass(slots=True)

@@ -6,10 +6,11 @@ lose data silently, so a region may be written only when it consists of whole ob
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,30 @@ from goblin_dask.store.refs import ChunkRef, FileRange
 ATTRIBUTE = "goblin_dask"
 """Attribute of a Zarr array under which the project keeps what it has to say: dtype and certificate."""
 
+OPTIONS = inspect.signature(zarr.create_array).parameters.keys() - {
+    "store", "name", "shape", "dtype", "data", "chunks", "overwrite", "attributes", "write_data",
+}  # fmt: skip
+"""What `create_array` passes on."""
+
 SLAB = 64 << 20
 """Bytes of a decoded array that are held at a time while a region is copied into the blob store."""
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Check names of what is to be passed to `zarr.create_array` for a dask array.
+
+    Raises
+    ------
+    InputError
+        For an option that there is not, or that says what the array itself does.
+    """
+    for name in options:
+        if name == "chunks":
+            raise InputError("to_zarr takes no chunks=: they are the dask array's blocks, rechunk it first")
+        if name in ("shape", "dtype"):
+            raise InputError(f"to_zarr takes no {name}=: it is the dask array's")
+        if name not in OPTIONS:
+            raise InputError(f"to_zarr has no option {name}=; zarr.create_array's are {', '.join(sorted(OPTIONS))}")
 
 
 def create_array(

@@ -113,7 +113,9 @@ def test_placement_weighs_bytes_against_arithmetic():
     assert all(task.offload for task in place(adding, slow, "always").grid)
     assert all(task.offload for task in place(product, OFFER).grid)
     assert not any(task.offload for task in place(product, OFFER, "never").grid)
+    assert {task.reason for task in place(adding, slow).grid} == {"moving its data takes longer than computing it"}
     assert not any(task.offload for task in place(product, GridOffer(0, 0)).grid)
+    assert {task.reason for task in product.grid} == {"there are no volunteers"}
 
 
 def test_a_task_that_fits_nobody_is_refused_with_the_numbers():

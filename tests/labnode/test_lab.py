@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import logging
 import threading
 from urllib.parse import urlsplit
 
@@ -113,6 +114,7 @@ def test_offload_never_runs_everything_here(lab):
         np.testing.assert_array_equal(job.result(), (x + 1).compute(scheduler="sync"))
         assert job.progress["grid"] == 0
         assert job.progress["lab"] == 4
+        assert job.progress["reasons"] == {'offload="never"': 4}
         assert list(job.certificate["methods"]) == ["laboratory"]
 
 
@@ -126,7 +128,14 @@ def test_a_function_that_raises_shows_its_own_error(lab):
     assert isinstance(caught.value.__cause__, JobFailed)
 
 
-def test_cancel_gives_up_what_waits(grid, lab):
+@pytest.fixture
+def dask_log(caplog, monkeypatch):
+    """What Dask logs: its loggers do not pass it on."""
+    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)
+    return caplog
+
+
+def test_cancel_gives_up_what_waits(grid, lab, dask_log):
     """A task that waits for a volunteer that never answers is gone when `cancel` returns."""
     started, go_on = threading.Event(), threading.Event()
     grid_run = type(grid.workers[0].runner).run
@@ -149,6 +158,14 @@ def test_cancel_gives_up_what_waits(grid, lab):
     job.release()
     x = array((8, 8), 4, seed=9) * 3
     np.testing.assert_array_equal(lab.compute(x), x.compute(scheduler="sync"))
+    assert "Attempting to reschedule" not in dask_log.text
+
+
+def test_the_certificate_is_kept_with_the_result(lab):
+    job = lab.submit(array((8, 8), 4, seed=10) * 2)
+    job.result()
+    job.release()
+    assert job.certificate["complete"] is True
 
 
 class TestToZarr:
@@ -198,6 +215,9 @@ class TestToZarr:
             lab.to_zarr(x[x > 0.5], tmp_path / "r.zarr")
         with pytest.raises(InputError, match="objects"):
             lab.to_zarr(da.from_array(np.array([None, 1], object), chunks=1), tmp_path / "r.zarr")
+        for option in ({"chunks": (5, 5)}, {"shape": (1,)}, {"dtype": "f4"}, {"foo": 1}):
+            with pytest.raises(InputError, match=f"to_zarr .* {next(iter(option))}="):
+                lab.to_zarr(x, tmp_path / "r.zarr", **option)
         assert list(tmp_path.iterdir()) == []
 
 

@@ -66,5 +66,13 @@ def test_every_operator_is_what_it_is_whole(name, full, sample):
                 same(one, other, name)
 
 
+def test_a_captured_program_is_named_as_what_it_is_not():
+    class CapturedProgram:
+        bound = None
+
+    with pytest.raises(InputError, match=r"got a CapturedProgram: captured\.bound\(x\) gives both"):
+        tiled(CapturedProgram(), [1])
+
+
 def test_rules_are_of_operators():
     assert RULES.keys() <= CATALOGUE.keys()

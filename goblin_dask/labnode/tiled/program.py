@@ -57,7 +57,8 @@ def tiled(program: Program, inputs: Sequence[Any], *, offer: GridOffer | None = 
         When an operator that has no tiled form needs more memory than the largest volunteer offers.
     """
     if not isinstance(program, Program):
-        raise InputError(f"tiled takes a Program, got {type(program).__name__}")
+        hint = ": captured.bound(x) gives both its program and the inputs" if hasattr(program, "bound") else ""
+        raise InputError(f"a Program and its inputs are needed, got a {type(program).__name__}{hint}")
     specs = specs_of(program)
     tiles = _tiles(offer)
     given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
