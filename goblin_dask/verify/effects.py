@@ -40,6 +40,8 @@ class Attempt:
     """Of the hash tree over the values of all nodes, where it was asked for."""
     audit: float = 0.0
     """Probability with which its host's results are recomputed although another's agrees."""
+    audited: bool = False
+    """Whether this one is."""
     seconds: float = 0.0
     fetched: int = 0
     sent: int = 0

@@ -20,7 +20,6 @@ from goblin_dask.digest import is_digest
 from goblin_dask.graphs.outline import Outline
 from goblin_dask.verify import policy as policies
 from goblin_dask.verify.commitments import mismatch
-from goblin_dask.verify.dispute import Ask, Compare, Dispute, Settle
 from goblin_dask.verify.effects import (
     Accepted,
     Attempt,
@@ -35,10 +34,10 @@ from goblin_dask.verify.effects import (
     Ignored,
     Judge,
     Order,
-    Reveal,
     Stop,
     StopCheck,
 )
+from goblin_dask.verify.replication import Replication
 
 DISTINCT_HOSTS = 3
 """Independent hosts that must lose or fail a task before that is the task's fault."""
@@ -63,7 +62,7 @@ _HANDED_IN = frozenset({"uploaded", "checking"})
 _GONE = frozenset({"lost", "wrong", "failed", "withdrawn"})
 
 
-class TaskLife:
+class TaskLife(Replication):
     """One task of one laboratory.
 
     Parameters
@@ -77,9 +76,8 @@ class TaskLife:
     """
 
     __slots__ = (
-        "_avoid", "_check_flops", "_check_seconds", "_computed", "_leases", "_rejected", "alone", "attempts", "charged", "check_failures", "checks",
-        "dispute", "doubted", "failures", "hosts", "lab", "need", "outline", "policy", "reveals", "since", "state",
-        "task", "unable",
+        "_avoid", "_check_flops", "_check_seconds", "_computed", "_leases", "_rejected", "charged", "check_failures",
+        "doubted", "failures", "hosts", "lab", "need", "policy", "since", "unable",
     )  # fmt: skip
 
     def __init__(self, lab: str, task: m.SubmitTask, now: float, outline: Outline | None = None):
@@ -90,7 +88,7 @@ class TaskLife:
         self.attempts: dict[str, Attempt] = {}
         self.checks: dict[str, Attempt] = {}
         """Checks under way, by their own attempt names."""
-        self.dispute: Dispute | None = None
+        self.dispute = None
         """Between two replicas that differ."""
         self.reveals: dict[str, tuple[Attempt, int]] = {}
         """What sides of it are revealing, at which cut, by names of their own."""
@@ -227,9 +225,13 @@ class TaskLife:
         if attempt.state != "committed":
             early = attempt.state == "leased"
             return [Ignored("uploaded before it committed" if early else "uploaded twice", suspicious=early)]
-        attempt.state, attempt.sent, attempt.audit = "uploaded", max(0, sent), audit
+        attempt.state, attempt.sent = "uploaded", max(0, sent)
+        # Drawn after it has committed, and known to nobody: two who have met cannot foresee it.
+        attempt.audit, attempt.audited = audit, rng.random() < audit
         if self.replicated:
-            return self._replicate(attempt, suspicious, rng)
+            if self.alone or suspicious:
+                return self._order(attempt, Order(policies.alone(self.policy, suspicious=suspicious)))
+            return self._pair(attempt)
         if not policies.sampled(self.policy, known=known, rng=rng):
             return self._accept(attempt, None)
         return self._order(attempt, Order(policies.order(self.policy, suspicious=suspicious)))
@@ -388,130 +390,6 @@ class TaskLife:
         attempt.order, attempt.state = order, "checking"
         return [Judge(attempt)]
 
-    def _replicate(self, attempt: Attempt, suspicious: bool, rng: random.Random) -> list[Effect]:
-        if self.alone or suspicious:
-            return self._order(attempt, Order(policies.alone(self.policy, suspicious=suspicious)))
-        for other in self.attempts.values():
-            if other.state == "uploaded" and other is not attempt and _independent(other.holder, attempt.holder):
-                other.state = "checking"
-                # Drawn after both have committed: two who have met must not foresee it.
-                audited = rng.random() < max(attempt.audit, other.audit)
-                return self._order(attempt, Order("audit" if audited else "compare", replica=other))
-        return []
-
-    # --- disputes ---------------------------------------------------------------------------------------------------
-    def _dispute(self, one: Attempt, other: Attempt, report: m.CheckReport) -> list[Effect]:
-        """Two replicas differ, or the validator does not find what both say."""
-        outline = self.outline if one.root and other.root and report.method == "replicate" else None
-        if self.state == "open" and outline is not None and Dispute.possible(outline):
-            self.dispute = Dispute(outline, self.task.inputs, (one, other))
-            return self._move()
-        return self._check_both(one, other)
-
-    def _check_both(self, *replicas: Attempt) -> list[Effect]:
-        """Each by itself and whole."""
-        effects = self._end_dispute()
-        for one in replicas:
-            effects += self._order(one, Order("auto", dispute=True))
-        return effects
-
-    def _move(self) -> list[Effect]:
-        """What a dispute needs next."""
-        dispute = self.dispute
-        effects: list[Effect] = []
-        for move in dispute.moves() if dispute is not None else ():
-            match move:
-                case Ask(attempt, cut):
-                    effects.append(Reveal(attempt, cut))
-                case Compare(question):
-                    one, other = dispute.pair  # type: ignore[union-attr]
-                    effects += self._order(one, Order("compare", replica=other, question=question))
-                case Settle(questions):
-                    for side, question in zip(dispute.pair, questions, strict=True):  # type: ignore[union-attr]
-                        effects += self._order(side, Order("auto", dispute=True, question=question))
-        return effects
-
-    def start_reveal(self, name: str, attempt: Attempt, cut: int) -> None:
-        """The volunteer of one side was asked for its values at a cut."""
-        self.reveals[name] = attempt, cut
-
-    def revealed(self, name: str, message: m.Committed, now: float) -> list[Effect]:
-        """One side has handed in its values at a cut."""
-        attempt, cut = self.reveals.pop(name)
-        dispute = self.dispute
-        if dispute is None or attempt not in dispute.pair:
-            return []
-        if reason := dispute.revealed(attempt, cut, message.outputs, message.leaves):
-            return [Charge(attempt, "failed", reason), *self._check_both(*dispute.pair)]
-        if dispute.contradicts_itself(attempt):
-            reason = "its outputs are not among the values that it committed to"
-            other = next(side for side in dispute.pair if side is not attempt)
-            effects = self._end_dispute()
-            self._rest(other)
-            return effects + self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason), now)
-        return self._move()
-
-    def lose_reveal(self, name: str, *, barred: bool = False) -> list[Effect]:
-        """One side could not reveal its values; `barred`: for it is in quarantine."""
-        attempt, _ = self.reveals.pop(name)
-        return self.no_reveal(attempt, barred=barred)
-
-    def no_reveal(self, attempt: Attempt, *, barred: bool = False) -> list[Effect]:
-        """One side cannot be asked: both results are checked whole, or the barred one is not looked at any more."""
-        dispute = self.dispute
-        if dispute is None or attempt not in dispute.pair:
-            return []
-        if not barred:
-            return self._check_both(*dispute.pair)
-        effects = self._end_dispute()
-        for one in dispute.pair:
-            if one is attempt:
-                one.state = "withdrawn"
-                effects += self._drop(one)
-            else:
-                self._rest(one)
-        return effects
-
-    def _answered(self, attempt: Attempt, report: m.CheckReport, accepted: bool, now: float) -> list[Effect]:
-        """A validator has answered a question in a dispute."""
-        dispute = self.dispute
-        if dispute is None or attempt.order is None:
-            return [Ignored("an answer that nobody waits for")]
-        if attempt.order.replica is not None:
-            dispute.compared(accepted)
-            return self._move()
-        dispute.verdicts[attempt.name] = report
-        if len(dispute.verdicts) < len(dispute.pair):
-            return []
-        verdicts = [dispute.verdicts[one.name] for one in dispute.pair]
-        if all(verdict.verdict == "accepted" for verdict in verdicts):
-            # rounding, or a decision within its margin, as far as this node goes
-            return self._check_both(*dispute.pair)
-        effects = self._end_dispute()
-        for one, verdict in zip(dispute.pair, verdicts, strict=True):
-            if verdict.verdict == "wrong":
-                effects += self._blame(one, verdict, now)
-            elif verdict.verdict == "unproven":
-                effects += self._doubt(one, verdict)
-            else:
-                self._rest(one)
-        return effects
-
-    @staticmethod
-    def _rest(attempt: Attempt) -> None:
-        """It was right where it was looked at, and waits for another partner."""
-        attempt.state, attempt.order = "uploaded", None
-
-    def _end_dispute(self) -> list[Effect]:
-        effects: list[Effect] = [StopCheck(name) for name in self.reveals]
-        self.reveals.clear()
-        if self.dispute is not None:
-            for name in [name for name, of in self.checks.items() if of in self.dispute.pair]:
-                del self.checks[name]
-                effects.append(StopCheck(name))
-        self.dispute = None
-        return effects
-
     def _check_failed(self, attempt: Attempt, validator: str, reason: str) -> list[Effect]:
         attempt.failed_checks += 1
         attempt.avoid.add(validator)
@@ -634,7 +512,3 @@ class TaskLife:
                 kept.update(blob.digest for blob in other.outputs)
         gone = tuple(blob.digest for blob in attempt.outputs if blob.inline is None and blob.digest not in kept)
         return [Drop(attempt, gone)] if gone else []
-
-
-def _independent(one: Holder, other: Holder) -> bool:
-    return one.owner != other.owner and one.network != other.network

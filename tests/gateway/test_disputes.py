@@ -1,6 +1,7 @@
 """Replicas that differ are bisected: real programs, real checks, and no computers."""
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from goblin_dask.graphs.outline import Outline
 from goblin_dask.graphs.program import decode, encode
 from goblin_dask.store.buffers import buffer_of, spec_of
 from goblin_dask.verify.check import check_result
+from goblin_dask.verify.effects import Holder
 from goblin_dask.verify.scales import Scales
 from goblin_dask.volunteer.trace import Trace, Traces
 
@@ -315,3 +317,32 @@ def test_a_poisoned_gradient_is_not_used(by):  # situation 6
     (accepted,) = told(log, m.TaskAccepted)
     for ref, right in zip(accepted.outputs, execute(grid.program, grid.arrays), strict=True):
         np.testing.assert_array_equal(grid.blobs[ref.digest], right)
+
+
+def test_who_was_right_in_a_dispute_is_compared_with_a_third_who_waits():
+    """A backup copy of a slow replica may have come in meanwhile: then nobody else has to be asked."""
+    grid = Computing(network(), seed=11)
+    grid.join("honest")
+    grid.join("liar", wrong("matmul", on_layer(grid.arrays, 2), 2))
+    work, done = grid.work, []
+
+    def third(order):
+        if order.reveal is not None and not done:
+            (life,) = (ticket.life for ticket in grid.dispatcher.outcomes.labs["lab"].tickets.values())
+            outputs = tuple(grid.keep(array) for array in execute(grid.program, grid.arrays))
+            done.append(life.lease(f"{order.task}#7", Holder("z", "z", "z", "z", life_key(grid), "z"), grid.now))
+            assert not life.commit(f"{order.task}#7", m.Committed(f"{order.task}#7", outputs, 1.0), grid.now)
+            assert not life.upload(f"{order.task}#7", suspicious=False, rng=random.Random(0))
+        return work(order)
+
+    grid.work = third
+    log = grid.compute()
+    assert [record.worker for record in records(log, "wrong")] == ["liar"]
+    (accepted,) = told(log, m.TaskAccepted)
+    assert accepted.verdict.method == "replicate"
+    assert "z" in accepted.verdict.volunteers
+
+
+def life_key(grid):
+    """Key of some host that the grid knows."""
+    return grid.dispatcher.reputation.host("z", m.Machine("z")).key
