@@ -27,6 +27,7 @@ STRATEGIES = (
     *(("low_rank", times) for times in (3.0, 10.0)),
     *((name, None) for name in ("zeros", "permuted", "sign", "old_result", "another_chunk", "panel")),
     *((name, None) for name in ("nan", "dtype", "shape")),
+    *((name, None) for name in ("sleeper", "lazy", "withholding")),
 )
 CASES = list(itertools.product(STRATEGIES, ("products", "recomputed")))
 FAINT = list(itertools.product((("entry", 0.1), ("entry", 0.3)), ("products", "recomputed")))

@@ -58,8 +58,9 @@ class Outcomes:
                     leases.release(attempt.name)
                 case fx.Failed():
                     self._failed(task, effect)
-                case fx.Reveal():
-                    self.apply(task, task.life.no_reveal())
+                case fx.Reveal(attempt):
+                    barred = bool(leases.of(attempt).record.quarantined)
+                    self.apply(task, task.life.no_reveal(attempt, barred=barred))
                 case fx.StopCheck() | fx.Drop() | fx.Ignored():
                     pass  # nothing is stored, and a check that nobody waits for is seen when it is due
         leases.want(task)
