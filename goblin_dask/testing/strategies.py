@@ -225,6 +225,19 @@ def _many_clean_names(s: Situation) -> Answer:
     return _sleeper(s)
 
 
+@strategy("many_names_for_large", rejoins=100, after=10)
+def _many_names_for_large(s: Situation) -> Answer:
+    """Earns a clean history under each of its names, and then lies about what is larger than that."""
+    return TILE if s.results >= s.options["after"] and s.flops > s.usual else RIGHT
+
+
+@strategy("many_names_counted", rejoins=100, after=10, stake=100)
+def _many_names_counted(s: Situation) -> Answer:
+    """Under each of its names, lies about tasks that are small beside all that it has delivered there."""
+    ready = s.results >= s.options["after"] and s.results * s.usual >= s.options["stake"] * s.flops
+    return TILE if ready else RIGHT
+
+
 # --- for speed -------------------------------------------------------------------------------------------------------
 @strategy("lazy")
 def _lazy(s: Situation) -> Answer:

@@ -59,7 +59,7 @@ class Deeds:
     gain: float = 0.0
     """FLOPs of the wrong results above the threshold that were used."""
     price: float = 0.0
-    """FLOPs of verified results that they delivered."""
+    """FLOPs of right, verified results that they delivered."""
     blamed: int = 0
     """Right results that were proven wrong: must be none."""
     quarantined: int = 0

@@ -74,6 +74,7 @@ class Outcomes:
         self._reputation.accepted(volunteer.record, task.kind.flops)
         if task.handed[attempt.name].lie is not None:
             self._deeds(volunteer).credited += 1
+            volunteer.person.undeserved += task.kind.flops
         self._leases.look(volunteer)
 
     # --- results that are used ---------------------------------------------------------------------------------------

@@ -113,12 +113,14 @@ class Person:
     names: int = 1
     gain: float = 0.0
     """FLOPs of its wrong results that were used."""
+    undeserved: float = 0.0
+    """FLOPs of its wrong results that counted as verified work."""
     hosts: list[Host] = field(default_factory=list)
 
     @property
     def price(self) -> float:
-        """FLOPs of its results that checks have accepted."""
-        return sum(host.flops for host in self.hosts)
+        """FLOPs of its right results that checks have accepted."""
+        return sum(host.flops for host in self.hosts) - self.undeserved
 
 
 @dataclass(slots=True, eq=False)
