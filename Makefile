@@ -24,7 +24,7 @@ demo: $(INSTALLED)
 
 # Expensive tables run as a seeded sample here, whole in `make full`.
 test: $(INSTALLED) chromium
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m tests.halves
 
 full: $(INSTALLED) chromium
 	$(BIN)/python -m tests.full

@@ -21,18 +21,18 @@ import zarr
 
 import goblin_dask as goblin
 
-YEARS, LATITUDES, LONGITUDES = 10, 36, 72
+LATITUDES, LONGITUDES = 36, 72
 
 
-def write_temperatures(path: Path, seed: int = 0) -> None:
-    """Ten years of daily temperatures in °C, float32, one Zarr chunk per year."""
-    days = pd.date_range("2011-01-01", periods=365 * YEARS, freq="D")
+def write_temperatures(path: Path, years: int, seed: int = 0) -> None:
+    """Years of daily temperatures in °C, float32, one Zarr chunk per year."""
+    days = pd.date_range("2011-01-01", periods=365 * years, freq="D")
     rng = np.random.default_rng(seed)
     latitude = np.linspace(-87.5, 87.5, LATITUDES)[:, None]
     array = zarr.create_array(
         store=str(path), shape=(len(days), LATITUDES, LONGITUDES), chunks=(365, LATITUDES, LONGITUDES), dtype="float32"
     )
-    for year in range(YEARS):
+    for year in range(years):
         day = np.arange(365)[:, None, None]
         season = -np.cos(2 * np.pi * (day - 20) / 365) * latitude * 0.2
         weather = rng.standard_normal((365, LATITUDES, LONGITUDES)) * 3
@@ -42,14 +42,15 @@ def write_temperatures(path: Path, seed: int = 0) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--volunteers", type=int, default=2)
+    parser.add_argument("--years", type=int, default=10)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, goblin.LocalGrid(volunteers=options.volunteers) as grid:
         path = Path(folder) / "temperature.zarr"
-        write_temperatures(path)
+        write_temperatures(path, options.years)
         temperature = xr.DataArray(
             da.from_zarr(str(path)),
             dims=("time", "latitude", "longitude"),
-            coords={"time": pd.date_range("2011-01-01", periods=365 * YEARS, freq="D")},
+            coords={"time": pd.date_range("2011-01-01", periods=365 * options.years, freq="D")},
         )
         monthly = temperature.groupby("time.month").mean("time")
         anomaly = temperature.groupby("time.month") - monthly

@@ -59,6 +59,6 @@ def test_the_main_job_at_a_small_size(tmp_path):
 
 @pytest.mark.system
 def test_the_climatology(tmp_path):
-    output = run([ROOT / "examples" / "climatology.py"], tmp_path)
+    output = run([ROOT / "examples" / "climatology.py", "--years", "3"], tmp_path)
     months = re.findall(r"^ +(\d+) +(-?\d+\.\d+)$", output, re.MULTILINE)
     assert [int(month) for month, _ in months] == list(range(1, 13))

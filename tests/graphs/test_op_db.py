@@ -131,7 +131,7 @@ def run(info, dtype, sample, backends):
 @pytest.mark.full
 def test_samples_of_pytorch(full, sample, report):
     known = list(operators())
-    chosen = sample(known, 8)
+    chosen = sample(known, 5)
     backends = [NUMPY, backend_named("torch"), *map(backend_named, here())]
     counted, reasons = Counter(), Counter()
     for info in chosen:

@@ -358,7 +358,9 @@ async def test_an_authority_file_that_is_none(tmp_path):
 
 # --- many -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [300, pytest.param(5_000, marks=pytest.mark.full)])
-async def test_memory_does_not_grow_with_joins_and_leaves(gateways, count):
+async def test_memory_does_not_grow_with_joins_and_leaves(gateways, count, full):
+    if count > 300 and not full:
+        pytest.skip("in `make full`")
     gateway = await gateways(linger=0.05)
 
     async def join(times: int) -> None:
