@@ -130,7 +130,8 @@ def test_mapped_files_are_not_held_against_a_volunteer(tmp_path, full, report):
             grid.lab.to_zarr(x @ x.T, tmp_path / "product.zarr", overwrite=True, compressors=None)
         kept, log = volunteer.memory_info().rss - baseline, grid.volunteers[0].log.read_text()
     report(
-        f"{count} products of {side}²: {count * side * side * 4 >> 20} MB were mapped, {kept >> 20} MB more are resident"
+        f"{count} products of {side}²: {count * side * side * 4 >> 20} MB were mapped, "
+        f"{kept >> 20} MB more are resident"
     )
     assert "Pausing worker" not in log
     assert kept < 100 << 20
