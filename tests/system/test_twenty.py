@@ -25,9 +25,10 @@ LIARS = (
     ("nan", {"share": 0.1}),
 )
 """Strategies, and what else they are told. Who lies by TF32 does so where there is something to multiply."""
-LOUD = {"always", "zeros", "nan"}
+LOUD = {"zeros", "nan"}
+"""Those whose every lie is far beyond what is proven; the others lie near the thresholds, or seldom."""
 
-SIDE, DEPTH, BLOCK = (20, 19), 2048, 512
+SIDE, DEPTH, BLOCK = (20, 19), 4096, 512
 """Blocks along both sides of the product, the length that is summed over, and the side of a block."""
 
 
@@ -117,14 +118,10 @@ def test_a_grid_of_whom_a_third_lies(tmp_path, full, report, monkeypatch):
         workers = [each for each in grid.status()["workers"] if each["role"] == "volunteer"]
         barred = {row["owner"] for row in grid.rows("SELECT owner FROM reputations WHERE quarantined != ''")}
         liars = {f"volunteer {HONEST + number}": strategy for number, (strategy, _) in enumerate(LIARS)}
-        assert barred <= set(liars), "an honest volunteer was put into quarantine"
-        assert {liars[owner] for owner in barred} >= LOUD
         methods = certificate["methods"]
         parts = sum(method["parts"] for method in methods.values())
         needed = sum(method["flops"] for method in methods.values())
         spent = sum(method["flops_spent"] for method in methods.values())
-        assert parts >= 500
-        assert methods["algebraic"]["flops"] >= 0.8 * needed
         report(f"{parts} chunks on {len(workers)} volunteers in {seconds:.0f} s: {certificate['summary']}")
         for name, method in methods.items():
             ratio = method["flops_spent"] / method["flops"] if method["flops"] else 0.0
@@ -134,8 +131,13 @@ def test_a_grid_of_whom_a_third_lies(tmp_path, full, report, monkeypatch):
             )
         told = ", ".join(f"{LIARS[number][0]} {len(one)}" for number, one in lies.items())
         report(
-            f"  lies: {told}; in quarantine: {sorted(liars[owner] for owner in barred)}; {spent / needed:.2f} in all"
+            f"  lies: {told}; in quarantine: {sorted(liars.get(owner, owner) for owner in barred)}; "
+            f"{spent / needed:.2f} times what is needed, in all"
         )
+        assert barred <= set(liars), "an honest volunteer was put into quarantine"
+        assert {liars[owner] for owner in barred} >= LOUD
+        assert parts >= 500
+        assert methods["algebraic"]["flops"] >= 0.8 * needed
         assert spent <= 1.6 * needed
     finally:
         grid.grid.close()
