@@ -31,7 +31,8 @@ def _hilbert(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array:
 
 
 def _alternating(rng: np.random.Generator, shape: Shape, dtype: Any) -> Array:
-    return (_uniform(rng, shape, dtype) + 1) * np.where(np.add.outer(*map(np.arange, shape)) % 2, 1, -1).astype(dtype)
+    signs = np.where(np.add.outer(*map(np.arange, shape)) % 2, 1, -1)
+    return ((_uniform(rng, shape, dtype) + 1) * signs).astype(dtype)
 
 
 def _scaled(axis: int, low: float, high: float) -> Kind:
@@ -168,7 +169,8 @@ def flushed(a: Array, b: Array) -> Array:
 def wide(a: Array, b: Array) -> Array:
     """Summed in a wider dtype and rounded once, as no machine does better."""
     wider = np.float64 if a.dtype == np.float32 else np.longdouble
-    return (a.astype(wider) @ b.astype(wider)).astype(a.dtype)
+    total: Array = a.astype(wider) @ b.astype(wider)
+    return total.astype(a.dtype)
 
 
 ORDERS: Mapping[str, Order] = {

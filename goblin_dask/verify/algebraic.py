@@ -17,6 +17,7 @@ from goblin_dask.verify.evaluate import AS_IS, DOUBLE, SINGLE, Source, evaluate,
 from goblin_dask.verify.integers import check_integers, count_booleans
 from goblin_dask.verify.operands import Array, Operand, OperandStatistics
 from goblin_dask.verify.product import Finding, check_product, worse
+from goblin_dask.verify.prologue import Rounding, overflows
 from goblin_dask.verify.recompute import check_by_recomputation
 from goblin_dask.verify.sigma import DOUBLE as DOUBLE_WEIGHT
 from goblin_dask.verify.tolerances import is_floating
@@ -65,8 +66,8 @@ class _Side:
 class _Assembly:
     """Collects tiles, each operand once."""
 
-    def __init__(self, values: dict[int, Value], keys: Sequence[Hashable] | None):
-        self.values, self.keys = values, keys
+    def __init__(self, values: dict[int, Value], rounding: Rounding, keys: Sequence[Hashable] | None):
+        self.values, self.rounding, self.keys = values, rounding, keys
         self.left, self.right = _Side(), _Side()
         self.tiles: list[Tile] = []
 
@@ -145,7 +146,13 @@ class _Assembly:
                 key = (self.keys[value], self.values[value][0].shape, order, entry, part)
             weight = DOUBLE_WEIGHT if values.dtype == np.float64 else 1.0
             side.positions[name] = len(side.operands)
-            side.operands.append(Operand(values, fine, coarse, weight, key, sign))
+
+            def bounds() -> tuple[Array, Array]:
+                tight, hard = (matrix(array, axes, batch, rows, columns)[entry] for array in self.rounding[value])
+                return tight, hard
+
+            uncertain = None if coarse is None else bounds
+            side.operands.append(Operand(values, fine, coarse, weight, key, sign, uncertain))
         return side.positions[name]
 
     def contraction(self) -> Contraction:
@@ -160,6 +167,7 @@ def check_algebraically(
     rng: np.random.Generator,
     statistics: OperandStatistics | None = None,
     keys: Sequence[Hashable] | None = None,
+    every_row: bool = False,
 ) -> Finding:
     """Check every output of a program that ends in sums of products.
 
@@ -169,33 +177,41 @@ def check_algebraically(
         `goblin_dask.verify.decompose.decompose` of the program.
     keys : sequence of hashable, optional
         Addresses of the inputs, for `statistics`.
+    every_row : bool
+        Compute every row of floating products exactly.
     """
     if any(a.dtype == np.float16 and not np.isfinite(a).all() for a in outputs):
         # A sum that is finite in float32 overflows when it is rounded to half: recomputation compares those.
         return check_by_recomputation(program, inputs, outputs)
     wanted = sorted({v for m in found for term in m.piece.terms for v in (term.left, term.right)})
     values = values_of(program, inputs, wanted)
+    computed = {value: (own, fine) for value, (own, fine, _) in values.items() if fine is not None}
+    if any(overflows(own, fine) for own, fine in computed.values()):
+        return check_by_recomputation(program, inputs, outputs)
+    rounding = Rounding(program, inputs, list(computed))
     kinds: dict[str, _Assembly] = {}
     tiles_of: dict[str, list[int]] = {}
     for matrices in found:
         name = schedule(program).specs[program.outputs[matrices.output]].dtype
-        assembly = kinds.setdefault(name, _Assembly(values, keys))
+        assembly = kinds.setdefault(name, _Assembly(values, rounding, keys))
         assembly.add(matrices, outputs)
         tiles_of.setdefault(name, []).extend([matrices.output] * (len(assembly.tiles) - len(tiles_of.get(name, []))))
     total = Finding("accepted", 0.0, miss=0.0, thresholds=())
     thresholds = [0.0] * len(outputs)
     for name, assembly in kinds.items():
-        finding = _check_kind(assembly.contraction(), rng, statistics)
+        finding = _check_kind(assembly.contraction(), rng, statistics, every_row)
         for number, threshold in zip(tiles_of[name], finding.thresholds, strict=False):
             thresholds[number] = max(thresholds[number], threshold)
         total = worse(total, finding)
     return replace(total, thresholds=tuple(thresholds))
 
 
-def _check_kind(contraction: Contraction, rng: np.random.Generator, statistics: OperandStatistics | None) -> Finding:
+def _check_kind(
+    contraction: Contraction, rng: np.random.Generator, statistics: OperandStatistics | None, every_row: bool
+) -> Finding:
     dtype = contraction.tiles[0].output.dtype
     if is_floating(dtype):
-        return check_product(contraction, rng, statistics)
+        return check_product(contraction, rng, statistics, every_row=every_row)
     if dtype == np.bool_:
         for tile in contraction.tiles:
             if not np.array_equal(count_booleans(contraction, tile), tile.output):

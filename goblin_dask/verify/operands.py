@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from goblin_dask.verify.tolerances import BLOCK_ELEMENTS
+from goblin_dask.verify.tolerances import BLOCK_ELEMENTS, unit_roundoff
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,6 +56,9 @@ class Operand:
         The prologue evaluated in float32: its distance from `fine`, times `weight`, is the operand's own uncertainty.
     weight : float
         1 for a product in float32, 2**-29 for one in float64.
+    bounds : callable, optional
+        Needed with `coarse`: the tight and the hard bound of how far an honest volunteer's operand is from `fine`,
+        element by element. Called where a result is suspicious.
     key : hashable, optional
         Equal keys mean equal values; statistics are kept under it.
     sign : 1 or -1
@@ -70,7 +73,11 @@ class Operand:
         weight: float = 1.0,
         key: Hashable = None,
         sign: int = 1,
+        bounds: Callable[[], tuple[Array, Array]] | None = None,
     ):
+        if (coarse is None) != (bounds is None):
+            raise ValueError("what a prologue computes has both an evaluation in float32 and bounds")
+        self._bounds = bounds
         self.values, self.coarse, self.weight, self.key, self.sign = values, coarse, weight, key, sign
         self._exact = values if fine is None else fine
         self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
@@ -97,8 +104,22 @@ class Operand:
         """How uncertain the elements of a block are, because a prologue computed them; float64."""
         if self.coarse is None:
             return np.zeros(self._exact[rows, columns].shape)
-        difference = np.subtract(self._exact[rows, columns], self.coarse[rows, columns], dtype=np.float64)
-        return np.asarray(np.abs(difference, out=difference) * self.weight)
+        exact = self._exact[rows, columns]
+        difference: Array = np.subtract(exact, self.coarse[rows, columns], dtype=np.float64)
+        np.abs(difference, out=difference)
+        difference *= self.weight
+        # float64 data beyond float32's range: a guess, which is too small rather than too large
+        lost = np.isfinite(exact) & ~np.isfinite(difference)
+        difference[lost] = np.abs(exact[lost]) * unit_roundoff(self.values.dtype)
+        return difference
+
+    def bounds(self, rows: Any, columns: Any) -> tuple[Array, Array]:
+        """Tight and hard bound of an honest volunteer's error in chosen rows and columns; float64."""
+        if self._bounds is None:
+            zeros = np.zeros(self._exact[rows, columns].shape)
+            return zeros, zeros
+        tight, hard = self._bounds()
+        return tight[rows, columns], hard[rows, columns]
 
     def take(self, rows: Any, columns: Any, exact: bool = True) -> Array:
         """Chosen rows and columns, in float64 (exact) or float32 (as they are multiplied)."""

@@ -12,13 +12,11 @@ from goblin_dask.verify.bounds import Bounded, carry
 from goblin_dask.verify.evaluate import Source
 from goblin_dask.verify.operands import Array
 from goblin_dask.verify.product import Finding
+from goblin_dask.verify.tolerances import BLAME
 
 SPREAD = 16.0
 """An honest element's error is at most this many times that of the checker's own run, where that is larger than the
 tight bound: biased sums."""
-
-BLAME = 1024.0
-"""Where only a guess bounds the error, a result is proven wrong beyond this many times the guess."""
 
 
 def equal(a: Array, b: Array) -> Array:

@@ -15,8 +15,8 @@ import numpy as np
 
 from goblin_dask.verify.contraction import Columns, Contraction, Tile
 from goblin_dask.verify.operands import Array, Scratch
+from goblin_dask.verify.prologue import Carried
 from goblin_dask.verify.tolerances import (
-    PROLOGUE_WRONG,
     REGRESSION_R2,
     REGRESSION_SLOPE,
     gamma,
@@ -32,6 +32,9 @@ SAMPLED_ELEMENTS = 1 << 21
 
 FEW = 8
 """With fewer columns than this, the errors of four orders say little."""
+
+FEWEST = 16
+"""Errors in which a low precision can be recognised: a few may look like anything."""
 
 RUN = 128
 """Terms of a sum that are formed at a time."""
@@ -101,8 +104,17 @@ def _strided(left: Array, right: Array) -> Array:
     return np.asarray(np.add.reduce(lanes, axis=0) + rest)
 
 
+def _flushed(sample: Sample) -> Array:
+    """The product on a machine that takes denormal operands for zeros."""
+    tiny = smallest_normal(np.float32)
+    left, right = (np.where(np.abs(x) < tiny, 0.0, x).astype(np.float64) for x in (sample.left, sample.right))
+    return np.asarray(left @ right)
+
+
 def deliberate_spread(sample: Sample, dtype: Any, tiny: float, rng: np.random.Generator) -> Array:
     """Largest root-mean-square error of four deliberate orders of summation, for each row, in scaled columns.
+
+    Flushing denormal operands counts as a fifth.
 
     Never less than a quarter of the last rounding: where all orders are exact, so is every honest one.
     """
@@ -116,11 +128,11 @@ def deliberate_spread(sample: Sample, dtype: Any, tiny: float, rng: np.random.Ge
     last = float(ml_dtypes.finfo(dtype).eps) / 8
     worst = np.maximum(last * _rms(sample.exact / sample.scale), (len(natural) + 1) * tiny * _rms(1 / sample.scale))
     if len(sample.scale) < FEW:
-        # Four orders of a few sums may all be lucky: a tenth of what a random walk of partial sums makes.
+        # Four orders of a few sums may all be lucky: half of what a random walk of partial sums makes.
         squares = (sample.left.astype(np.float64) ** 2) @ (sample.right.astype(np.float64) ** 2)
-        walk = 0.1 * unit_roundoff(np.float32) * np.sqrt(len(natural) * squares)
+        walk = 0.5 * unit_roundoff(np.float32) * np.sqrt(len(natural) * squares)
         worst = np.maximum(worst, _rms(walk / sample.scale))
-    for total in sums:
+    for total in (*sums, _flushed(sample)):
         worst = np.maximum(worst, _rms((total.astype(dtype).astype(np.float64) - sample.exact) / sample.scale))
     return worst
 
@@ -169,7 +181,7 @@ def predicted_deviations(sample: Sample) -> dict[str, Array]:
     return found
 
 
-def low_precision(predictions: dict[str, Array], error: Array) -> str | None:
+def low_precision(predictions: dict[str, Array], error: Array, spread: Array) -> str | None:
     """Name of the low precision that explains a tile's errors, if one does.
 
     Parameters
@@ -178,9 +190,12 @@ def low_precision(predictions: dict[str, Array], error: Array) -> str | None:
         `predicted_deviations` of the tile's rows.
     error : float64 array
         Of the handed-in result there, in scaled columns.
+    spread : float64 array
+        `deliberate_spread` of the rows. A smaller error is an order's, whatever it looks like, and so may be that of a
+        few elements.
     """
     power = float(np.sum(error * error))
-    if not power or not np.isfinite(power):
+    if error.size < FEWEST or not np.isfinite(power) or power <= error.shape[1] * float(np.sum(spread * spread)):
         return None
     for name, predicted in predictions.items():
         size, common = float(np.sum(predicted * predicted)), float(np.sum(error * predicted))
@@ -195,15 +210,19 @@ class ExactRows:
 
     error: Array
     """Of the handed-in rows; float64."""
-    bound: Array
-    """No order of summation exceeds it, element by element."""
+    summing: Array
+    """What no order of summation exceeds, element by element."""
+    tight: Array
+    """What an honest prologue's rounding is expected to add at most; not finite where nothing bounds it."""
+    hard: Array
+    """What it may add."""
 
 
 def exact_rows(contraction: Contraction, tile: Tile, rows: Array, scratch: Scratch) -> ExactRows:
     """Compute rows of a tile in float64, with the rigorous bound of their elements' errors."""
     n, whole = tile.output.shape[1], slice(None)
     value, size = np.zeros((len(rows), n)), np.zeros((len(rows), n))
-    uncertain = np.zeros((len(rows), n)) if contraction.prologue else None
+    carried = Carried(len(rows), n) if contraction.prologue else None
     magnitude = np.zeros(len(rows))
     tiny = smallest_normal(contraction.precision)
     for i, j in tile.terms:
@@ -211,16 +230,19 @@ def exact_rows(contraction: Contraction, tile: Tile, rows: Array, scratch: Scrat
         left = a.take(rows, whole)
         left_size = np.abs(left)
         magnitude += left_size.sum(axis=1)
-        deviation = a.deviation(rows, whole) if uncertain is not None else None
+        of_left = a.bounds(rows, whole)
+        if carried is not None:
+            carried.add_left(left, of_left)
         for ks, columns in b:
             block = b.exact(ks, columns, scratch)
             value[:, columns] += left[:, ks] @ block
+            if carried is not None:
+                tight, hard = of_left
+                carried.add(columns, left[:, ks], (tight[:, ks], hard[:, ks]), block, b.bounds(ks, columns))
             np.abs(block, out=block)
             size[:, columns] += left_size[:, ks] @ block
             tiny_columns = tiny * block.sum(axis=0)
             size_floor = tiny_columns[None, :]
-            if uncertain is not None and deviation is not None:
-                uncertain[:, columns] += deviation[:, ks] @ block + left_size[:, ks] @ b.deviation(ks, columns)
             value_floor = size_floor / contraction.roundoff / max(contraction.depth(tile), 1)
             size[:, columns] += value_floor
     depth = contraction.depth(tile)
@@ -229,6 +251,7 @@ def exact_rows(contraction: Contraction, tile: Tile, rows: Array, scratch: Scrat
     bound += (depth + 1) * contraction.output_floor(tile) + tiny * magnitude[:, None]
     if contraction.precision == np.float64:
         bound *= 2  # the exact values are summed in float64 too
-    if uncertain is not None:
-        bound += PROLOGUE_WRONG * (uncertain + 4 * contraction.roundoff * size)
-    return ExactRows(handed - value, bound)
+    if carried is None:
+        return ExactRows(handed - value, bound, *np.zeros((2, *bound.shape)))
+    carried.hard[np.isnan(carried.hard)] = np.inf
+    return ExactRows(handed - value, bound, carried.tight(value), carried.hard)

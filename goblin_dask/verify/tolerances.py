@@ -16,8 +16,11 @@ WIDTH = 1024
 PROJECTIONS = 2
 """Independent random projections of each block."""
 
-ACCEPT = 2.0
-"""A residual of at most this many tolerances is accepted without a further look."""
+ACCEPT = 1.0
+"""A residual of at most this many tolerances of float32's summation is accepted without a further look."""
+
+ACCEPT_DOUBLE = 8.0
+"""The same in float64: the checker's own rounding, in as many digits, may be biased."""
 
 ROWS = 8
 """Random rows of a chunk that are computed exactly."""
@@ -37,11 +40,11 @@ REGRESSION_R2 = 0.8
 SETTLE_ALL = 64.0
 """Above this many tolerances no honest order of summation is known: such rows are never settled by the thousand."""
 
-PROLOGUE = 4.0
+PROLOGUE = 8.0
 """Weight of the difference between the operands' float32 and float64 evaluations in the tolerance."""
 
-PROLOGUE_WRONG = 128.0
-"""The same weight in the bound beyond which a result counts as proven wrong."""
+BLAME = 1024.0
+"""Where only a guess bounds the error, a result is proven wrong beyond this many times the guess."""
 
 INTEGER_PROJECTIONS = 40
 """Projections modulo a power of two: each misses an error in the highest bit half of the time."""

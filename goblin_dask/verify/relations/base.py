@@ -16,8 +16,7 @@ from goblin_dask.messages import ArraySpec
 from goblin_dask.verify.bounds import Bounded
 from goblin_dask.verify.operands import Array
 from goblin_dask.verify.product import Finding
-from goblin_dask.verify.recompute import BLAME
-from goblin_dask.verify.tolerances import MISS, PROJECTIONS, smallest_normal, unit_roundoff
+from goblin_dask.verify.tolerances import BLAME, MISS, PROJECTIONS, smallest_normal, unit_roundoff
 
 Specs = Sequence[ArraySpec]
 Check = Callable[[Attributes, Sequence[Bounded], Sequence[Array], np.random.Generator], "Finding | None"]
