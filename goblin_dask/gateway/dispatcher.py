@@ -383,8 +383,9 @@ class Dispatcher:
             return
         size = sum(nbytes(spec) for spec in task.outputs)
         ticket = make_ticket(lab.name, task, lab.place, size, self.now, event.needs, event.outline)
-        # The researcher asked for no replica: where nobody is there to make one, nobody is waited for.
-        ticket.life.alone = task.policy.method == "auto" and not self.leases.pool.independent
+        # Where nobody can make a replica nobody is waited for: at once if none was asked for, else after some patience.
+        waited = task.policy.method == "auto" or self.leases.pool.alone(self.now - self.limits.patience)
+        ticket.life.alone = waited and not self.leases.pool.independent
         lab.tickets[task.task] = ticket
         self.outcomes.totals.submitted(ticket)
         for name, orphan in list(self.orphans.get(task.task, {}).items()):

@@ -108,7 +108,7 @@ class Outcomes:
         stage = life.stage
         if stage != ticket.stage:
             self._stage(ticket, stage)
-            if stage in ("queued", "leased", "checking") and lab.away_since is None:
+            if stage in ("queued", "leased", "uploaded", "checking") and lab.away_since is None:
                 self.tell(ticket.lab, m.TaskProgress(life.task.task, stage))
         if life.state != "open" and life.settled and life.unchecked is None:
             self.forget(ticket)
@@ -147,6 +147,7 @@ class Outcomes:
             host, report.ratio, structural=report.method == "structural", now=self.leases.now
         )
         self._judged(ticket, attempt, report, "wrong")
+        self.tell(ticket.lab, m.TaskProgress(ticket.life.task.task, "rejected"))
         worker = self.leases.pool.all.get(attempt.holder.worker)
         if worker is not None:
             worker.rejected += 1
@@ -230,6 +231,7 @@ class Outcomes:
 
     # --- small ------------------------------------------------------------------------------------------------------
     def offer_changed(self) -> None:
+        self.leases.pool.look(self.leases.now)
         if not self._offer_due:
             self._offer_due = True
             self.leases.at(self.leases.now + self.limits.offer_pause, "offer")

@@ -60,6 +60,7 @@ def waiting(leases: Leases, waited: float) -> list[Ticket]:
 def _queued(leases: Leases, waited: float) -> list[Ticket]:
     pool = leases.pool
     largest = pool.largest()
+    alone = pool.alone(waited)
     found = []
     if largest is not None:
         far = leases.tasks.beyond(largest, pool.newest)
@@ -70,7 +71,8 @@ def _queued(leases: Leases, waited: float) -> list[Ticket]:
             continue
         leases.constrained[key] = ticket
         life = ticket.life
-        if ticket.entry.since <= waited and not any(
+        # what a second owner must do need not wait again for what was waited for already
+        if (ticket.entry.since <= waited or (alone and life.replicated)) and not any(
             worker.offer >= life.need
             and not worker.record.quarantined
             and worker.knows(ticket.needs)

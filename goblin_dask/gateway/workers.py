@@ -132,9 +132,10 @@ class Pool:
         self.validators: dict[str, Worker] = {}
         self.by_key: dict[str, set[str]] = {}
         self.idle_validators: dict[str, Worker] = {}
-        self._owners: Counter[str] = Counter()
-        """Volunteers by their owner."""
-        self._networks: Counter[str] = Counter()
+        self.independent = False
+        """Whether volunteers of two owners, in two networks, are connected and not in quarantine."""
+        self.alone_since: float | None = None
+        """Since when there are volunteers, but no two that are independent."""
         self._versions: Counter[int] = Counter()
         """Volunteers by the catalogue that they have."""
         self._idle: list[tuple[int, str]] = []
@@ -148,8 +149,6 @@ class Pool:
         if worker.role == "volunteer":
             bisect.insort(self._offers, (worker.offer, worker.id))
             self._versions[worker.machine.catalogue] += 1
-            self._owners[worker.holder.owner] += 1
-            self._networks[worker.holder.network] += 1
 
     def remove(self, worker: Worker) -> None:
         """A worker left."""
@@ -162,14 +161,10 @@ class Pool:
             del self.by_key[worker.record.key]
         if worker.role == "volunteer":
             del self._offers[bisect.bisect_left(self._offers, (worker.offer, worker.id))]
-            for counter, what in (
-                (self._versions, worker.machine.catalogue),
-                (self._owners, worker.holder.owner),
-                (self._networks, worker.holder.network),
-            ):
-                counter[what] -= 1  # type: ignore[index]
-                if not counter[what]:  # type: ignore[index]
-                    del counter[what]
+            catalogue = worker.machine.catalogue
+            self._versions[catalogue] -= 1
+            if not self._versions[catalogue]:
+                del self._versions[catalogue]
 
     def index(self, worker: Worker, *, idle: bool) -> None:
         """Note whether a worker has a free slot, and its free memory."""
@@ -192,10 +187,26 @@ class Pool:
         """Idle volunteers with `need` bytes free."""
         return Idle(self, self._idle, bisect.bisect_left(self._idle, (need, "")))
 
-    @property
-    def independent(self) -> bool:
-        """Whether volunteers of two owners, in two networks, are connected."""
-        return len(self._owners) > 1 and len(self._networks) > 1
+    def look(self, now: float) -> None:
+        """Look who is there: some have come or gone, or are in quarantine."""
+        owners: set[str] = set()
+        networks: set[str] = set()
+        self.independent = False
+        for worker in self.volunteers.values():
+            if not worker.record.quarantined:
+                owners.add(worker.holder.owner)
+                networks.add(worker.holder.network)
+                if len(owners) > 1 and len(networks) > 1:
+                    self.independent = True
+                    break
+        if self.independent or not owners:
+            self.alone_since = None
+        elif self.alone_since is None:
+            self.alone_since = now
+
+    def alone(self, since: float) -> bool:
+        """Whether no two volunteers were independent since that time, although some are there."""
+        return self.alone_since is not None and self.alone_since <= since
 
     @property
     def newest(self) -> int:

@@ -416,7 +416,7 @@ class TaskLife(Replication):
             agreeing.append(attempt.order.replica)
         effects: list[Effect] = [] if report is None else [Credit(one, report) for one in agreeing]
         for one in agreeing:
-            one.state = "accepted"
+            one.state, one.order = "accepted", attempt.order  # a replica has been checked by being compared
         if self.state != "open":
             return effects + self._drop(attempt)
         self.state = "accepted"

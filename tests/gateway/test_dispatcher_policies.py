@@ -72,6 +72,60 @@ def test_replicate_with_one_owner_is_recomputed_instead(grid):
     assert only(told(grid.report(check), m.TaskAccepted)).verdict.method == "recompute"
 
 
+def test_a_second_owner_is_waited_for_once_and_not_by_each_task(grid):
+    """Of a job whose tasks wait for each other; with more tasks than are looked at to find one."""
+    grid.leave("b")
+    many = range(2 * grid.limits.scan)
+
+    def work(out):
+        while waiting := leases(out):
+            out = [further for one in waiting for further in grid.hand_in(one)]
+
+    work([out for number in many for out in grid.submit(task(number, policy=REPLICATE))])
+    grid.wait(grid.limits.patience / 2)
+    work(grid.wait(grid.limits.patience))
+    assert +grid.dispatcher.outcomes.stages == {"checking": len(many)}
+    grid.volunteer("a2", owner="owner-a", network="elsewhere")
+    first = only(leases(grid.submit(task("next", policy=REPLICATE))))
+    grid.hand_in(first)
+    assert grid.dispatcher.outcomes.labs["lab"].tickets[first.task].life.stage == "checking"
+    grid.volunteer("b", owner="owner-b")
+    assert len(leases(grid.submit(task("last", policy=REPLICATE)))) == 2
+
+
+def test_who_is_in_quarantine_is_no_second_owner(grid):
+    reputation = grid.dispatcher.reputation
+    for number in range(LIES):
+        first, second = leases(grid.submit(task(number, policy=REPLICATE)))
+        lie, right = (first, second) if first.worker == "b" else (second, first)
+        grid.hand_in(right)
+        for check in checks(grid.report(only(checks(grid.hand_in(lie, (blob("lie"),)))), "wrong")):
+            grid.report(check, "wrong" if check.check.of == lie.attempt else "accepted")
+    assert reputation.hosts[grid.dispatcher.leases.pool.all["b"].record.key].quarantined
+    assert not grid.dispatcher.leases.pool.independent
+    grid.wait(grid.limits.patience)
+    assert (
+        only(checks(grid.hand_in(only(leases(grid.submit(task("x", policy=REPLICATE))))))).check.method == "recompute"
+    )
+
+
+def test_replicas_that_agree_have_been_checked(grid):
+    first, second = leases(grid.submit(task(1, policy=REPLICATE)))
+    grid.hand_in(first)
+    grid.report(only(checks(grid.hand_in(second))))
+    assert grid.dispatcher.outcomes.unchecked_count == 0
+    assert not grid.dispatcher.outcomes.labs["lab"].tickets
+
+
+def test_a_laboratory_hears_of_each_rejected_result(grid):
+    first, second = leases(grid.submit(task(1, policy=REPLICATE)))
+    states = [told.state for told in told(grid.hand_in(first), m.TaskProgress)]
+    assert states == ["uploaded"]
+    one, other = checks(grid.report(only(checks(grid.hand_in(second))), "wrong"))
+    assert [told.state for told in told(grid.report(one, "wrong"), m.TaskProgress)] == ["rejected"]
+    assert not told(grid.report(other), m.TaskProgress)
+
+
 def test_replicas_cross_classes_of_machines():
     hits = 0
     for seed in range(20):
