@@ -31,7 +31,7 @@ from goblin_dask.gateway.labs import Lab, Uploads, check_ready, check_refs, perm
 from goblin_dask.gateway.leases import Ticket
 from goblin_dask.gateway.metrics import CONTENT_TYPE, Health, Metrics
 from goblin_dask.gateway.peers import Pace, Peer, address_of, check_machine, place_of, slots
-from goblin_dask.gateway.probing import AGAIN, PATIENCE, Probing
+from goblin_dask.gateway.probing import Probing
 from goblin_dask.gateway.relay import Permit, Relay
 from goblin_dask.gateway.settings import GatewayConfig
 from goblin_dask.gateway.status import PERIOD, Board, Status
@@ -75,7 +75,6 @@ class Gateway:
         self._lag = 0.0
         self._seen: tuple[float, Status] | None = None
         self._uploads = Uploads()
-        self._probing = Probing(self.rng)
 
     # --- life ---------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -96,6 +95,7 @@ class Gateway:
         self.dispatcher = Dispatcher(config.limits, self.rng, reputation, restarted=await self.database.anybody())
         self.board = Board(self.loop.time())
         self.grid = await Grid(self._registered, self._unregistered, self._task_failed)
+        self._probing = Probing(self.rng, self.loop, self.grid, self._join)
         self.server = SessionServer(
             on_hello=self._admit,
             on_message=self._message,
@@ -243,7 +243,7 @@ class Gateway:
             case m.SubmitTask() | m.DefineProgram() | m.CancelTask():
                 self._from_lab(peer, message)
             case m.Committed() | m.AttemptFailed() if peer.probe and message.attempt == peer.probe:
-                self._probed(peer, message)
+                self._probing.answered(peer, message)
             case _:
                 if isinstance(message, m.Committed):
                     check_refs(message.outputs)
@@ -264,42 +264,9 @@ class Gateway:
         peer = self._by_address.get(address)
         if peer is None or peer.joined.is_set():
             return
-        # One with work in hand is no stranger to this gateway: the one before it, of the same database, has probed it.
-        known = host_key(peer.owner, peer.machine) in self._probing.contracts or bool(peer.holding)
-        if peer.role == "volunteer" and self.config.probe and not known:
-            self._probe(peer)
+        if peer.role == "volunteer" and self.config.probe and not self._probing.knows(peer):
+            self._probing.begin(peer)
         else:
-            self._join(peer)
-
-    def _probe(self, peer: Peer) -> None:
-        """Have a volunteer show what its arithmetic is."""
-        session = peer.session
-        if session is None or session.closed or session.address not in self.grid.workers:
-            return  # it registers again when it comes back
-        lease = self._probing.begin()
-        peer.probe = lease.attempt
-        self.grid.dispatch(session.address, lease.attempt, lease)
-        self.loop.call_later(PATIENCE, self._unanswered, peer, lease.attempt)
-
-    def _unanswered(self, peer: Peer, name: str) -> None:
-        if peer.probe == name and peer.session is not None:
-            self._probing.forget(name)
-            peer.session.close(f"your machine has not answered its probe within {PATIENCE:.0f} s", True)
-
-    def _probed(self, peer: Peer, message: m.Committed | m.AttemptFailed) -> None:
-        name, peer.probe = peer.probe, ""
-        if isinstance(message, m.AttemptFailed):
-            self._probing.forget(name)
-            if message.kind == "cancelled":  # its owner does not lend it now
-                self.loop.call_later(AGAIN, self._probe, peer)
-                return
-            reason = f"it could not compute its probe: {message.reason[:200]}"
-        else:
-            reason = self._probing.answered(host_key(peer.owner, peer.machine), message)
-        if reason and peer.session is not None:
-            logger.warning("a machine of %s gets no work: %s", peer.owner, reason)
-            peer.session.close(f"your machine gets no work here: {reason}")
-        elif peer.session is not None and peer.session.address in self.grid.workers:
             self._join(peer)
 
     def _join(self, peer: Peer) -> None:

@@ -9,6 +9,7 @@ import secrets
 
 import aiohttp
 import msgspec
+import numpy as np
 import pytest
 
 from goblin_dask import messages as m
@@ -18,7 +19,10 @@ from goblin_dask.gateway.labs import LabLimits
 from goblin_dask.gateway.server import Gateway
 from goblin_dask.gateway.settings import GatewayConfig
 from goblin_dask.gateway.status import Status
+from goblin_dask.graphs.execute import execute
+from goblin_dask.graphs.program import decode
 from goblin_dask.store import grants
+from goblin_dask.store.buffers import array_of, buffer_of, spec_of
 from goblin_dask.verify.reputation import host_key
 from goblin_dask.wire import schema
 from tests.gridpeers import PROGRAM, Bench, FakeLab, FakeValidator, FakeVolunteer, blob, program, submission
@@ -388,3 +392,46 @@ async def test_hostile_http(bench):
             assert "default-src 'none'" in response.headers["Content-Security-Policy"]
         async with http.get(f"{bench.gateway.url}/goblin/charts.json") as response:
             assert len(json.loads(await response.text())) == 4
+
+
+class Measured(FakeVolunteer):
+    """Answers its probe as `how` says."""
+
+    how = staticmethod(lambda arrays: arrays)
+
+    async def perform(self, work):
+        if not work.attempt.startswith("probe#"):
+            return await super().perform(work)
+        given = [array_of(ref.inline, ref.spec) for ref in work.inputs]
+        arrays = self.how(list(execute(decode(work.program), given)))
+        buffers = [bytes(buffer_of(array)) for array in arrays]
+        refs = tuple(
+            m.BlobRef(digest(data), spec_of(array), len(data), data)
+            for data, array in zip(buffers, arrays, strict=True)
+        )
+        self.session.send(m.Committed(work.attempt, refs, 0.1, uploaded=True))
+
+
+async def test_a_volunteer_is_probed_before_it_gets_work():
+    async with Bench(probe=True) as bench:
+        lab = await bench.add(FakeLab)
+        await bench.add(FakeValidator)
+        lab.submit(submission(1))
+        volunteer = await bench.add(Measured)
+        await lab.accepted(1)
+        assert [name.startswith("probe#") for name in volunteer.freed[:1]] == [True]
+        assert len(bench.gateway._probing.contracts) == 1
+
+
+async def test_a_machine_that_computes_wrongly_is_told_so_and_gets_nothing():
+    async with Bench(probe=True) as bench:
+        lab = await bench.add(FakeLab)
+        lab.submit(submission(1))
+        volunteer = Measured(bench.gateway)
+        volunteer.how = lambda arrays: [arrays[0] * np.float32(1.001), *arrays[1:]]
+        bench.peers.append(volunteer)
+        await volunteer.connect()
+        await volunteer.until(lambda: volunteer.session.closed)
+        assert "float32 products in low precision" in volunteer.reason
+        assert not volunteer.work
+        assert not bench.gateway._probing.contracts
