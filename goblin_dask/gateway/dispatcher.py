@@ -296,7 +296,7 @@ class Dispatcher:
         worker, life = hand.worker, hand.ticket.life
         sent = min(sent, hand.ticket.output_bytes)
         # More unchecked results than are remembered could not be re-opened: then each is checked.
-        known = self.reputation.known(worker.record) and self.outcomes.unchecked_count < self.limits.remember
+        many = self.outcomes.unchecked_count >= self.limits.remember
         if hand.attempt.state == "committed":
             worker.sent += sent
             self.outcomes.totals.bytes_out += sent
@@ -304,7 +304,7 @@ class Dispatcher:
         effects = life.upload(
             hand.name,
             suspicious=self.reputation.suspicious(worker.record),
-            known=known,
+            share=1.0 if many else self.reputation.share(worker.record, life.task.flops),
             audit=self.reputation.audit_rate(worker.record),
             rng=self.rng,
             sent=sent,

@@ -206,7 +206,7 @@ class TaskLife(Replication):
         *,
         suspicious: bool,
         rng: random.Random,
-        known: bool = True,
+        share: float = 0.0,
         audit: float = 0.0,
         sent: int = 0,
     ) -> list[Effect]:
@@ -216,8 +216,8 @@ class TaskLife(Replication):
         ----------
         suspicious : bool
             Its host gets the strictest check.
-        known : bool
-            Its host has shown enough for ``sample`` to leave a result of it unchecked.
+        share : float
+            Probability with which ``sample`` checks it at least.
         audit : float
             Probability with which its host's results are recomputed although a replica agrees.
         """
@@ -232,7 +232,7 @@ class TaskLife(Replication):
             if self.alone or suspicious:
                 return self._order(attempt, Order(policies.alone(self.policy, suspicious=suspicious)))
             return self._pair(attempt)
-        if not policies.sampled(self.policy, known=known, rng=rng):
+        if not policies.sampled(self.policy, share=share, rng=rng):
             return self._accept(attempt, None)
         return self._order(attempt, Order(policies.order(self.policy, suspicious=suspicious)))
 

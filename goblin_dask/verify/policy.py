@@ -54,15 +54,13 @@ def written(policy: Policy) -> str:
     return f"sample:{policy.probability:g}" if policy.method == "sample" else policy.method
 
 
-def sampled(policy: Policy, *, known: bool, rng: random.Random) -> bool:
+def sampled(policy: Policy, *, share: float, rng: random.Random) -> bool:
     """Whether a result that has just been committed and handed in is to be checked.
 
-    To be asked after the commitment only: a volunteer that could foresee the draw would lie on the others. A host
-    that is not `known`, for it is new or was ever proven wrong, is always checked.
+    To be asked after the commitment only: a volunteer that could foresee the draw would lie on the others. `share` is
+    the least probability with which its host is to be checked: 1 for one that is new, or was ever proven wrong.
     """
-    if policy.method != "sample" or not known:
-        return True
-    return rng.random() < policy.probability
+    return policy.method != "sample" or rng.random() < max(policy.probability, share)
 
 
 def order(policy: Policy, *, suspicious: bool) -> str:

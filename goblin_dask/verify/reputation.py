@@ -31,11 +31,12 @@ OWNER_LIARS = 3
 OWNER_SHARE = 0.25
 """... when they are at least this share of the owner's keys that have had a verdict."""
 
-PROBATION = 10
-"""Accepted results before which ``sample`` leaves none of a host's unchecked, and after which audits are halved."""
+WORTH = 100.0
+"""Verified work over what ``sample`` lets a host gain by lying."""
 
-AUDITED_NEW, AUDITED = 0.1, 0.01
-"""Share of a new host's, and of a trusted one's, agreeing replicas that a validator recomputes."""
+AUDITED_NEW, AUDITED, AUDITED_HALF = 0.1, 0.01, 10
+"""Share of a new host's, and of a trusted one's, agreeing replicas that a validator recomputes; and accepted results
+after which the share is half of the first."""
 
 START = 2.0
 """Simultaneous leases of a host that has shown nothing yet."""
@@ -129,16 +130,23 @@ class Reputation:
         """Whether its results get the strictest check."""
         return host.wrong > 0
 
-    def known(self, host: Host) -> bool:
-        """Whether ``sample`` may leave its results unchecked."""
-        return host.accepted >= PROBATION and not host.wrong
+    def share(self, host: Host, flops: float) -> float:
+        """Least share of its results of so much work that is checked, whatever a policy says.
+
+        A liar that is checked with probability r, and never again when it was caught, brings (1 - r) / r lies to the
+        end before that. With r = `WORTH` times the work of one over the verified work that it has delivered, what it
+        gains is less than that work over `WORTH`, however often it comes back under new names.
+        """
+        if host.wrong or not host.accepted:
+            return 1.0
+        return min(1.0, WORTH * flops / host.flops) if flops and host.flops else float(bool(flops))
 
     def audit_rate(self, host: Host) -> float:
         """Probability with which its results are recomputed although another owner's replica agrees.
 
         Falls with every result that was accepted, and never below `AUDITED`.
         """
-        return max(AUDITED, AUDITED_NEW / (1.0 + host.accepted / PROBATION))
+        return max(AUDITED, AUDITED_NEW / (1.0 + host.accepted / AUDITED_HALF))
 
     # --- facts ------------------------------------------------------------------------------------------------------
     def accepted(self, host: Host, flops: float = 0.0) -> None:

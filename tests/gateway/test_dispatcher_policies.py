@@ -4,12 +4,12 @@ import random
 
 import msgspec
 import pytest
-from simulated import Simulated, blob, checks, leases, only, records, task, told, withdrawn
+from simulated import ENOUGH, Simulated, blob, checks, leases, only, records, task, told, withdrawn
 
 from goblin_dask import messages as m
 from goblin_dask.gateway import events as e
 from goblin_dask.gateway.limits import Limits
-from goblin_dask.verify.reputation import LIES, PROBATION
+from goblin_dask.verify.reputation import LIES
 
 REPLICATE = m.Policy("replicate")
 
@@ -160,7 +160,7 @@ def test_unchecked_results_are_marked_and_are_no_success(grid):
     verdict = only(told(out, m.TaskAccepted)).verdict
     assert (verdict.method, verdict.miss, len(verdict.volunteers)) == ("unchecked", 1.0, 1)
     record = grid.dispatcher.leases.pool.all[lease.worker].record
-    assert (record.accepted, record.quota) == (PROBATION, 2.0)
+    assert (record.accepted, record.quota) == (ENOUGH, 2.0)
 
 
 def test_the_share_of_sampled_results():

@@ -107,7 +107,7 @@ def test_what_is_in_the_ledger_is_not_submitted(grid, gate, double):
 @pytest.fixture
 def known(monkeypatch):
     """All hosts have shown enough for ``sample`` to spare them."""
-    monkeypatch.setattr(Reputation, "known", lambda reputation, host: not host.wrong)
+    monkeypatch.setattr(Reputation, "share", lambda reputation, host, flops: float(bool(host.wrong)))
 
 
 @pytest.mark.usefixtures("known")

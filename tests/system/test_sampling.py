@@ -59,7 +59,7 @@ def test_the_only_lie_is_in(tmp_path, monkeypatch, report, lies, sampled):
     recheck = TaskLife.recheck
     monkeypatch.setattr(TaskLife, "upload", drawn)
     monkeypatch.setattr(TaskLife, "recheck", lambda life, method: reopened.append(life) or recheck(life, method))
-    monkeypatch.setattr(Reputation, "known", lambda reputation, host: not host.wrong)
+    monkeypatch.setattr(Reputation, "share", lambda reputation, host, flops: float(bool(host.wrong)))
     x = da.from_array(np.random.default_rng(0).random(CHUNKS * 50), chunks=50, name="x")
     with (
         InProcessGrid(

@@ -171,22 +171,15 @@ def test_colluders(policy, full, report):
         assert all(result.work[name].multiplier <= 1.15 for name in CHECKABLE)
 
 
-SPARED = pytest.mark.xfail(
-    strict=True,
-    reason="a host is spared after ten results, not after verified work a hundred times what a lie may bring",
-)
-
-
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("policy", "liars"),
     [
         *((policy, "many_names:1") for policy in POLICIES),
-        *((policy, "many_clean_names:1") for policy in ("auto", "replicate")),
-        *((policy, "many_names_for_large:1") for policy in ("auto", "replicate")),
+        *((policy, "many_clean_names:1") for policy in ("auto", "replicate", "sample:0.1")),
+        *((policy, "many_names_for_large:1") for policy in ("auto", "replicate", "sample:0.1")),
         ("auto", "cancelling:1:rejoins=100"),
-        pytest.param("sample:0.1", "many_names_for_large:1", marks=SPARED),
     ],
 )
 def test_coming_back_under_new_names_does_not_pay(policy, liars, full, report):

@@ -35,10 +35,10 @@ def test_parse_says_what_is_possible(text):
 
 def test_the_draw_has_the_asked_share_and_suspects_are_never_spared():
     rng = random.Random(0)
-    drawn = sum(policy.sampled(Policy("sample", 0.1), known=True, rng=rng) for _ in range(10_000))
+    drawn = sum(policy.sampled(Policy("sample", 0.1), share=0.0, rng=rng) for _ in range(10_000))
     assert 900 < drawn < 1100
-    assert all(policy.sampled(Policy("sample", 0.0), known=False, rng=rng) for _ in range(100))
-    assert all(policy.sampled(Policy(name), known=True, rng=rng) for name in ("auto", "recompute", "replicate"))
+    assert all(policy.sampled(Policy("sample", 0.0), share=1.0, rng=rng) for _ in range(100))
+    assert all(policy.sampled(Policy(name), share=0.0, rng=rng) for name in ("auto", "recompute", "replicate"))
 
 
 def test_trust_changes_which_check():

@@ -10,8 +10,8 @@ from goblin_dask.verify.reputation import (
     AUDITED,
     AUDITED_NEW,
     LIES,
-    PROBATION,
     START,
+    WORTH,
     Reputation,
     host_key,
     numeric_class,
@@ -93,14 +93,32 @@ def test_audits_of_trusted_hosts_are_rare_and_never_end(reputation):
     assert rates[-1] == AUDITED > 0
 
 
-def test_a_host_is_known_when_it_has_shown_enough(reputation):
+def test_the_share_that_is_checked_falls_with_verified_work(reputation):
     host = reputation.host("o", machine())
-    for _ in range(PROBATION):
-        assert not reputation.known(host)
-        reputation.accepted(host)
-    assert reputation.known(host)
+    assert reputation.share(host, 1e9) == 1.0
+    for number in range(1, 1000):
+        reputation.accepted(host, 1e9)
+        assert reputation.share(host, 1e9) == min(1.0, WORTH / number)
+    assert reputation.share(host, 1e12) == 1.0, "a much larger task than it was ever trusted with"
+    assert reputation.share(host, 0.0) == 0.0, "nothing to be gained"
     reputation.wrong(host, 5.0, structural=False, now=0.0)
-    assert not reputation.known(host)
+    assert reputation.share(host, 1e9) == 1.0
+
+
+@pytest.mark.parametrize("after", [1, 50, 150, 1000])
+def test_coming_back_under_new_names_does_not_pay(after):
+    """Gain, in FLOP of unchecked lies before the first that is checked, over the verified FLOP of all names."""
+    rng = random.Random(after)
+    gain = price = 0.0
+    for _ in range(400):
+        reputation = Reputation(rng)
+        host = reputation.host("o", machine())
+        for _ in range(after):
+            reputation.accepted(host, 1e9)
+        price += host.flops
+        while rng.random() >= max(0.1, reputation.share(host, 1e9)):
+            gain += 1e9
+    assert gain <= 1.2 * price / WORTH
 
 
 def test_quarantine_within_three_proven_lies(reputation):

@@ -176,10 +176,11 @@ class Simulation:
             return
         self.leases.release(name)
         record, reputation = volunteer.record, self.reputation
+        many = self.outcomes.unchecked_count >= self.leases.limits.remember
         effects = task.life.upload(
             name,
             suspicious=reputation.suspicious(record),
-            known=reputation.known(record) and self.outcomes.unchecked_count < self.leases.limits.remember,
+            share=1.0 if many else reputation.share(record, task.life.task.flops),
             audit=reputation.audit_rate(record),
             rng=self.rng,
         )
