@@ -200,6 +200,8 @@ class GridLink:
         for name, kept in list(self._unchecked.items()):
             if kept.notify.pop(job, None) and not kept.notify:
                 self._checked(name)
+                if self._session is not None and not self._session.closed:
+                    self._session.send(m.CancelTask(name))  # the gateway need not remember it either
 
     def _checked(self, name: Digest) -> None:
         """A result that was accepted unchecked was checked, or interests nobody any more."""

@@ -10,6 +10,7 @@ import pytest
 
 from goblin_dask.digest import digest
 from goblin_dask.errors import InputError, Refused
+from goblin_dask.gateway.outcomes import Outcomes
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.labnode.uplink import Order, Prepared
 from goblin_dask.messages import ArraySpec, BlobRef, Check, Policy
@@ -138,6 +139,31 @@ def test_a_result_accepted_unchecked_can_be_checked_later(grid, gate):
     grid.run_in_lab(settle())
     with pytest.raises(Refused, match="nobody waits"):
         grid.node._link._data.permits.open(gate.works[-1].grant, unchecked.outputs[0].digest)
+
+
+@pytest.mark.usefixtures("known")
+def test_the_gateway_forgets_unchecked_results_with_their_job(grid, gate, double, monkeypatch):
+    """Past `Limits.remember` of them it would check everything."""
+    gate.open.set()
+    forgotten, forget = threading.Event(), Outcomes.forget
+
+    def tell(outcomes, ticket):
+        forget(outcomes, ticket)
+        forgotten.set()
+
+    link, outcomes = grid.node._link, grid.gateway.dispatcher.outcomes
+    inputs = (store_array(grid.node.blobs, np.full(SPEC.shape, 77, SPEC.dtype)),)
+    order = Order(double, inputs, (), Policy("sample", 1e-12), "short", on_reopened=lambda: None)
+    assert link.submit(order).result(30).verdict.method == UNCHECKED
+    assert outcomes.unchecked_count == 1
+
+    async def settle():
+        monkeypatch.setattr(Outcomes, "forget", tell)
+        link.settle("short")
+
+    grid.run_in_lab(settle())
+    assert forgotten.wait(20)
+    assert outcomes.unchecked_count == 0
 
 
 @pytest.mark.usefixtures("known")
