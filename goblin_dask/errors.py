@@ -17,6 +17,7 @@
     ├── VerificationError                a result that was asked for could not be verified
     └── JobError
         ├── JobFailed                    a job ended with an error
+        ├── JobTimeout (TimeoutError)    a job has not ended in the time that was allowed for it, and goes on
         └── JobCancelled                 a job was cancelled
 
 A message says what is wrong, what was expected, what was given and what to do about it, in one sentence
@@ -101,6 +102,10 @@ class JobError(GoblinError):
 
 class JobFailed(JobError):
     """A job ended with an error."""
+
+
+class JobTimeout(JobError, TimeoutError):
+    """A job has not ended yet."""
 
 
 class JobCancelled(JobError, RuntimeError):

@@ -35,7 +35,7 @@ class InLab(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Moved(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A task on the grid has another state."""
+    """A task on the grid has another state; ``rejected``: a result of it was proven wrong, and it goes on."""
 
     key: str
     state: str
@@ -68,6 +68,8 @@ class JobActor:
         self._total, self._policy = total, policy
         self._done: dict[str, OnGrid | InLab] = {}
         self._states: dict[str, str] = {}
+        self._refused: Counter[str] = Counter()
+        """Rejected results of tasks that are not accepted yet, or never were."""
         self._sums: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -85,6 +87,11 @@ class JobActor:
                     self._done[each.key] = each
                     self._count(each, 1)
                     self._states.pop(each.key, None)
+                    if isinstance(each, OnGrid):  # whose verdict counts them
+                        self._refused.pop(each.key, None)
+                case Moved(state="rejected"):
+                    if each.key not in self._done:
+                        self._refused[each.key] += 1
                 case Moved():
                     if each.key not in self._done:
                         self._states[each.key] = each.state
@@ -133,6 +140,7 @@ class JobActor:
             "volunteers": len(+self._volunteers),
             "worst_ratio": self._worst,
             **{name: sums[name] for name in SUMS},
+            "rejected": sums["rejected"] + self._refused.total(),
         }
 
     def certificate(self) -> dict[str, Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+import math
 import os
 import pickle
-import threading
-import weakref
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import cloudpickle
 import dask.array as da
@@ -21,16 +20,20 @@ import numpy as np
 from dask.base import is_dask_collection, unpack_collections
 
 from goblin_dask import config
-from goblin_dask.errors import ConnectionLost, InputError, JobError, JobFailed, Refused
+from goblin_dask.errors import ConnectionLost, InputError, JobError, JobFailed, JobTimeout
 from goblin_dask.graphs.capture.dask_internals import check_names, collections_in, expression_of
 from goblin_dask.labnode.assemble import Values, join
 from goblin_dask.labnode.jobs import FINAL, Result, Submission, Target
+from goblin_dask.labnode.line import Line
 from goblin_dask.labnode.plan import Declared
-from goblin_dask.labnode.progress import Bar, job_html
+from goblin_dask.labnode.progress import Bar, job_html, stands_still
 from goblin_dask.messages import GridOffer
 from goblin_dask.store.arrays import check_options
-from goblin_dask.store.buffers import array_of, dtype_name, dtype_of, nbytes
+from goblin_dask.store.buffers import dtype_name
 from goblin_dask.store.refs import ChunkRef
+
+WORD_SECONDS = 10.0
+"""After this time whoever waits for a job is told that it stands still, where it does."""
 
 
 def connect(url: str | None = None, *, token: str | None = None, **options: Any) -> Lab:
@@ -88,15 +91,9 @@ class Lab:
         fuse: bool = True,
         progress: bool | None = None,
     ):
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise InputError(f"{url!r} is not the address of a lab node; http://HOST:PORT is expected")
         self.url, self._token = url, token
         self.verify, self.offload, self.fuse, self.progress = verify, offload, fuse, progress
-        self._address = (parts.hostname, parts.port or 80)
-        self._idle: list[http.client.HTTPConnection] = []
-        self._lock = threading.Lock()
-        weakref.finalize(self, _close_all, self._idle)
+        self._line = Line(url, token)
 
     def __repr__(self) -> str:
         return f"<Lab {self.url}>"
@@ -109,8 +106,7 @@ class Lab:
 
     def close(self) -> None:
         """Close the connections; jobs go on."""
-        with self._lock:
-            _close_all(self._idle)
+        self._line.close()
 
     # --- computing ------------------------------------------------------------------------------------------------
     def submit(self, *collections: Any, verify: str | None = None, offload: str | None = None, name: str = "") -> Job:
@@ -226,7 +222,7 @@ class Lab:
     def wait_for(self, *, volunteers: int = 0, validators: int = 0) -> GridOffer:
         """Wait until so many are there."""
         try:
-            body = self._request("GET", f"/offer?volunteers={volunteers}&validators={validators}")
+            body = self._line.request("GET", f"/offer?volunteers={volunteers}&validators={validators}")
             return msgspec.json.decode(body, type=GridOffer)
         except (JobError, InputError, msgspec.DecodeError) as error:
             raise ConnectionLost(
@@ -236,7 +232,7 @@ class Lab:
 
     def jobs(self) -> list[dict[str, Any]]:
         """Status of all jobs of the lab node."""
-        found: list[dict[str, Any]] = json.loads(self._request("GET", "/jobs"))
+        found: list[dict[str, Any]] = json.loads(self._line.request("GET", "/jobs"))
         return found
 
     def matmul(self, a: Any, b: Any) -> da.Array:
@@ -272,7 +268,6 @@ class Lab:
         found = tiled(program, inputs, offer=self.offer)
         return self.compute(*found if isinstance(found, tuple) else (found,), verify=verify, offload=offload)
 
-    # --- HTTP -----------------------------------------------------------------------------------------------------
     def _post(self, submission: Submission) -> dict[str, Any]:
         try:
             body = cloudpickle.dumps(submission, protocol=5)
@@ -280,96 +275,13 @@ class Lab:
             raise InputError(
                 f"the graph cannot be sent to the lab node, for something in it cannot be pickled: {error}"
             ) from error
-        status: dict[str, Any] = json.loads(self._request("POST", "/jobs", body))
+        status: dict[str, Any] = json.loads(self._line.request("POST", "/jobs", body))
         return status
-
-    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        with self._response(method, path, body) as response:
-            return response.read()
-
-    @contextmanager
-    def _response(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
-        """A response; its connection is used again when all of it was read."""
-        connection, response = self._send(method, path, body)
-        try:
-            if response.status >= 400:
-                raise _error(response)
-            yield response
-        except (http.client.HTTPException, OSError) as error:
-            connection.close()
-            raise ConnectionLost(f"the lab node at {self.url} went away: {error}") from error
-        finally:
-            if response.isclosed() and connection.sock is not None:
-                with self._lock:
-                    self._idle.append(connection)
-            else:
-                connection.close()
-
-    def _send(
-        self, method: str, path: str, body: bytes | None
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        headers = {"Authorization": f"Bearer {self._token}"}
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        for fresh in (False, True):
-            if connection is None:
-                fresh = True
-                connection = http.client.HTTPConnection(*self._address)
-            try:
-                if connection.sock is None:
-                    connection.connect()  # with TCP_NODELAY
-                connection.request(method, path, body, headers)
-                return connection, connection.getresponse()
-            except (http.client.HTTPException, OSError) as error:
-                connection.close()
-                if fresh:
-                    raise ConnectionLost(
-                        f"the lab node at {self.url} cannot be reached ({error}): check the address, and that "
-                        "`goblin lab` runs there"
-                    ) from error
-                connection = None  # an idle connection that the lab node has closed in the meantime
-        raise AssertionError
-
-    def _fetch(self, job: str, ref: ChunkRef) -> Any:
-        """An array of a result, read into the memory that it stays in."""
-        if ref.inline is not None:
-            return array_of(ref.inline, ref.spec)
-        buffer = np.empty(nbytes(ref.spec), np.uint8)
-        with self._response("GET", f"/jobs/{job}/blobs/{ref.digest}") as response:
-            view, done = memoryview(buffer.data), 0
-            while done < len(view):
-                count = response.readinto(view[done:])
-                if not count:
-                    raise ConnectionLost(f"the lab node at {self.url} sent only a part of an array")
-                done += count
-            response.read()
-        return buffer.view(dtype_of(ref.spec.dtype)).reshape(ref.spec.shape)
-
-
-def _close_all(connections: list[http.client.HTTPConnection]) -> None:
-    while connections:
-        connections.pop().close()
 
 
 def declared(array: da.Array) -> Declared:
     """What a dask array says of its blocks."""
     return Declared(array.name, array.chunks, array.dtype.name)
-
-
-def _error(response: http.client.HTTPResponse) -> Exception:
-    """What an answer other than success means."""
-    body = response.read()
-    if response.status == 409:
-        error, cause = pickle.loads(body)  # noqa: S301 from the researcher's own laboratory
-        if cause is not None:
-            error.__cause__ = cause
-        return error  # type: ignore[no-any-return]
-    text = body.decode(errors="replace")
-    if response.status in (401, 403):
-        return Refused(text)
-    if response.status == 400:
-        return InputError(text)
-    return JobError(f"the lab node answers {response.status}: {text[:500]}")
 
 
 class Job:
@@ -412,7 +324,7 @@ class Job:
 
     def _refresh(self) -> dict[str, Any]:
         if self._last["state"] not in FINAL:
-            self._last = json.loads(self.lab._request("GET", f"/jobs/{self.id}"))
+            self._last = json.loads(self.lab._line.request("GET", f"/jobs/{self.id}"))
         return self._last
 
     @property
@@ -431,7 +343,7 @@ class Job:
         """How every part was verified; complete when the job is done, and kept once `wait` or `result` has returned."""
         if self._certificate is None:
             final = self._refresh()["state"] in FINAL
-            found: dict[str, Any] = json.loads(self.lab._request("GET", f"/jobs/{self.id}/certificate"))
+            found: dict[str, Any] = json.loads(self.lab._line.request("GET", f"/jobs/{self.id}/certificate"))
             if not final:
                 return found
             self._certificate = found
@@ -439,40 +351,69 @@ class Job:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Its status whenever that changes, until it has ended."""
-        with self.lab._response("GET", f"/jobs/{self.id}/events") as response:
+        with self.lab._line.response("GET", f"/jobs/{self.id}/events") as response:
             for line in response:
                 if line.startswith(b"data: "):
                     self._last = json.loads(line[6:])
                     yield self._last
 
-    def wait(self) -> Job:
+    def wait(self, timeout: float | None = None) -> Job:
         """Wait until it is done. Its certificate is kept then, also for when the lab node has gone.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; without end by default.
 
         Raises
         ------
+        JobTimeout
+            When it has not ended by then; it goes on.
         JobFailed, JobCancelled, TooLarge, or the error of the researcher's own function
         """
-        self._take()
+        self._take(timeout)
         return self
 
-    def result(self) -> Any:
-        """Its value; waits for it, and fetches it block by block."""
+    def result(self, timeout: float | None = None) -> Any:
+        """Its value; waits for it as `wait` does, and fetches it block by block."""
         if not self._has_result:
-            found = self._take()
+            found = self._take(timeout)
             self._result, self._has_result = self._assembled(found), True
         return self._result
 
-    def _take(self) -> Result:
-        body = self.lab._request("GET", f"/jobs/{self.id}/result")
+    def _take(self, timeout: float | None = None) -> Result:
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        warned = False
+        while (body := self._ended(min(WORD_SECONDS, end - time.monotonic()))) is None:
+            still = stands_still(self._last)
+            if time.monotonic() >= end:
+                progress = self._last["progress"]
+                raise JobTimeout(
+                    f"job {self.name} has not ended within {timeout:g} s ({progress['done']} of {progress['total']} "
+                    f"tasks are done{'; ' * bool(still)}{still}): wait again, or cancel() it"
+                )
+            if still and not warned:
+                warned = True
+                warnings.warn(f"job {self.name} {still}", stacklevel=3)
         result = pickle.loads(body)  # noqa: S301 from the researcher's own laboratory
         if not isinstance(result, Result):
             raise JobFailed(f"the lab node sent a {type(result).__name__} for a result; is it of the same version?")
         self._certificate = result.certificate
         return result
 
+    def _ended(self, seconds: float) -> bytes | None:
+        """Its pickled result; None where it has not ended after so many seconds."""
+        path = f"/jobs/{self.id}/result?wait={max(0.0, seconds):.3f}"
+        with self.lab._line.response("GET", path) as response:
+            body = response.read()
+            if response.status != 202:
+                return body
+        self._last = json.loads(body)
+        return None
+
     def _assembled(self, found: Result) -> Any:
         def fetch(ref: ChunkRef) -> Any:
-            return self.lab._fetch(self.id, ref)
+            return self.lab._line.fetch(self.id, ref)
 
         if self._collections is None:
             return found.assemble(Values(found.values, fetch))
@@ -486,11 +427,11 @@ class Job:
 
     def cancel(self) -> None:
         """Cancel it; when this returns it is gone, and so are its blobs."""
-        self._last = json.loads(self.lab._request("POST", f"/jobs/{self.id}/cancel"))
+        self._last = json.loads(self.lab._line.request("POST", f"/jobs/{self.id}/cancel"))
 
     def release(self) -> None:
         """Let go of it: what it computed is kept no longer for its sake."""
         try:
-            self.lab._request("DELETE", f"/jobs/{self.id}")
+            self.lab._line.request("DELETE", f"/jobs/{self.id}")
         except JobError:
             pass  # it was let go of before

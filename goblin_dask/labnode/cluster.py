@@ -195,7 +195,10 @@ class LabCluster:
         with dask.config.set(_SETTINGS):
             futures = self.client.get(graph, keys, sync=False)
         on_futures(futures)
-        return dict(zip(keys, await self.client.gather(futures), strict=True))
+        # Cancelled, `gather` would leave what it waits with to log its errors; it ends when the futures are cancelled.
+        gathering = asyncio.ensure_future(self.client.gather(futures))
+        gathering.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return dict(zip(keys, await asyncio.shield(gathering), strict=True))
 
     async def sample(self, run: str, p: float, recheck: Callable[[str], Awaitable[bool]]) -> SampledRecheck:
         """Have a random share of a run's finished grid tasks verified once more."""

@@ -85,9 +85,23 @@ class Result:
 
 
 class Job:
-    """One job. Lives on the node's loop; `Run` reports from any thread."""
+    """One job. Lives on the node's loop; `Run` reports from any thread.
 
-    def __init__(self, submission: Submission, loop: asyncio.AbstractEventLoop):
+    Parameters
+    ----------
+    submission : Submission
+    loop : asyncio.AbstractEventLoop
+        The node's.
+    waits : callable, optional
+        What tasks in these states wait for that is not there.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        loop: asyncio.AbstractEventLoop,
+        waits: Callable[[dict[str, int]], dict[str, int]] = lambda states: {},
+    ):
         self.id = secrets.token_hex(8)
         self.submission = submission
         self.name = submission.name or self.id
@@ -104,6 +118,7 @@ class Job:
         self.futures: list[Any] = []
         self.task: asyncio.Task[None] | None = None
         self._loop = loop
+        self._waits = waits
         self._happenings: list[Happening] = []
         self._woken = False
         self._stirred = asyncio.Event()
@@ -116,14 +131,17 @@ class Job:
     # --- what is known of it ------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """For the researcher, as JSON."""
+        """For the researcher, as JSON; among the reasons of its progress is what it waits for."""
+        progress = self.progress
+        if self.state == "running" and (found := self._waits(progress.get("states", {}))):
+            progress = {**progress, "reasons": {**progress.get("reasons", {}), **found}}
         return {
             "id": self.id,
             "name": self.name,
             "state": self.state,
             "seconds": self.seconds or time.time() - self.started,
             "error": str(self.error) if self.error is not None else "",
-            "progress": self.progress,
+            "progress": progress,
         }
 
     def listen(self) -> asyncio.Queue[dict[str, Any]]:
@@ -234,8 +252,10 @@ class Job:
 
 async def _first(event: Coroutine[Any, Any, Any], seconds: float) -> None:
     task = asyncio.ensure_future(event)
-    await asyncio.wait([task], timeout=seconds)
-    task.cancel()
+    try:
+        await asyncio.wait([task], timeout=seconds)
+    finally:
+        task.cancel()
 
 
 def check_target(target: Target) -> None:

@@ -32,6 +32,7 @@ from goblin_dask.labnode.lowering import check_declared, lower
 from goblin_dask.labnode.placement import place
 from goblin_dask.labnode.plan import Plan
 from goblin_dask.labnode.price import Prices
+from goblin_dask.labnode.progress import waits
 from goblin_dask.labnode.service import Service
 from goblin_dask.labnode.targets import Writing
 from goblin_dask.labnode.uplink import Accepted, GridLink, Prepared
@@ -235,6 +236,8 @@ class LabNode:
     def _on_offer(self, offer: m.GridOffer) -> None:
         for queue in self.offer_changed:
             queue.put_nowait(offer)
+        for job in self.jobs.values():
+            job.announce()  # it may wait for somebody who has come, or gone
 
     # --- blobs of keys --------------------------------------------------------------------------------------------
     def keeps(self, job: Job, key: str, digests: tuple[Digest, ...]) -> None:
@@ -287,7 +290,7 @@ class LabNode:
         offload = submission.offload or self._offload
         if offload not in ("auto", "always", "never"):
             raise InputError(f'offload must be "auto", "always" or "never", got {offload!r}')
-        job = Job(submission, self._loop)
+        job = Job(submission, self._loop, lambda states: waits(states, self.offer, self._link.connected))
         self._forget_old()
         self.jobs[job.id] = job
         job.task = asyncio.create_task(self._run(job, policy, offload), name=f"goblin-job-{job.id}")

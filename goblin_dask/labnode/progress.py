@@ -5,12 +5,19 @@ from __future__ import annotations
 import html
 import sys
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from goblin_dask.errors import GoblinError
+from goblin_dask.messages import GridOffer
 
 if TYPE_CHECKING:
     from goblin_dask.labnode.client import Job
+
+NO_VOLUNTEER = "waits for a volunteer: there is none that the gateway trusts"
+NO_VALIDATOR = "waits for a validator: there is none"
+NO_GATEWAY = "waits for the gateway: there is no connection to it"
+NO_PARTNER = "waits for a result of a second owner"
 
 PATIENCE = 0.5
 """Seconds that a job may take before it is worth a bar."""
@@ -67,13 +74,45 @@ class Bar:
                 bar.update(task, note=str(error))
 
 
+def waits(states: Mapping[str, int], offer: GridOffer, connected: bool) -> dict[str, int]:
+    """What a job's tasks on the grid wait for that is not there, and how many.
+
+    Parameters
+    ----------
+    states : mapping of str to int
+        How many tasks are in each state.
+    offer : GridOffer
+        Who is there.
+    connected : bool
+        Whether the gateway is.
+    """
+    found = {NO_PARTNER: states.get("uploaded", 0)}
+    if not connected:
+        found[NO_GATEWAY] = sum(states.values())
+    elif not offer.volunteers:
+        found[NO_VOLUNTEER] = states.get("queued", 0)
+    if connected and not offer.validators:
+        found[NO_VALIDATOR] = states.get("checking", 0)
+    return {reason: count for reason, count in found.items() if count}
+
+
+def stands_still(status: dict[str, Any]) -> str:
+    """Why nothing happens before somebody comes; empty where something may."""
+    reasons = status["progress"].get("reasons", {})
+    return "; ".join(
+        f"{why} ({reasons[why]} tasks)" for why in (NO_VOLUNTEER, NO_VALIDATOR, NO_GATEWAY) if why in reasons
+    )
+
+
 def note(status: dict[str, Any]) -> str:
     """A few words on where a job's tasks ran and how they were verified."""
     progress = status["progress"]
+    still = stands_still(status)
     if not progress.get("grid") and not progress.get("lab"):
-        return ""
+        return still
     methods = ", ".join(f"{count} {name}" for name, count in sorted(progress["methods"].items()))
-    return f"grid {progress['grid']} ({methods}), laboratory {progress['lab']}, volunteers {progress['volunteers']}"
+    where = f"grid {progress['grid']} ({methods}), laboratory {progress['lab']}, volunteers {progress['volunteers']}"
+    return f"{where}; {still}" if still else where
 
 
 def job_html(status: dict[str, Any]) -> str:

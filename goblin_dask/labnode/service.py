@@ -6,7 +6,8 @@
 ``GET /jobs``                     status of all jobs
 ``GET /jobs/ID``                  status of one
 ``GET /jobs/ID/events``           server-sent events: its status whenever it changes, until it has ended
-``GET /jobs/ID/result``           waits for the end; a pickled `Result`, or a pickled error with status 409
+``GET /jobs/ID/result``           waits for the end; a pickled `Result`, or a pickled error with status 409; with
+                                  ``?wait=SECONDS`` its status and 202 where it has not ended by then
 ``GET /jobs/ID/blobs/DIGEST``     bytes of one array of the result
 ``GET /jobs/ID/certificate``      how it was verified
 ``POST /jobs/ID/cancel``          cancel it; answers when it is gone
@@ -152,7 +153,12 @@ class Service:
 
     async def _result(self, request: web.Request) -> web.Response:
         job = self._job(request)
-        await job.finished.wait()
+        if not job.finished.is_set():
+            seconds = float(request.query["wait"]) if "wait" in request.query else None
+            try:
+                await asyncio.wait_for(job.finished.wait(), seconds)
+            except TimeoutError:
+                return web.json_response(job.status(), status=202)
         if job.error is not None:
             return web.Response(status=409, body=_pickled_error(job.error))
         return web.Response(body=cloudpickle.dumps(job.result))

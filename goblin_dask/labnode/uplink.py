@@ -160,6 +160,11 @@ class GridLink:
         """Tasks that are wanted and not there yet."""
         return len(self._tasks)
 
+    @property
+    def connected(self) -> bool:
+        """Whether the gateway can be heard now."""
+        return self._session is not None and self._session.connected.is_set()
+
     async def start(self) -> None:
         """Open the session.
 

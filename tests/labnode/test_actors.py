@@ -1,7 +1,8 @@
 """`JobActor`: pure bookkeeping."""
 
 from goblin_dask.labnode.actors import InLab, JobActor, Moved, OnGrid
-from goblin_dask.messages import Verdict
+from goblin_dask.labnode.progress import NO_GATEWAY, NO_PARTNER, NO_VALIDATOR, NO_VOLUNTEER, waits
+from goblin_dask.messages import GridOffer, Verdict
 
 
 def verdict(method="algebraic", ratio=0.1, volunteers=("v1",), **more):
@@ -31,6 +32,22 @@ def test_counts_where_tasks_ran_and_how_they_were_verified():
     assert progress["worst_ratio"] == 0.7
     assert progress["rejected"] == 1
     assert progress["bytes_moved"] == 220
+
+
+def test_rejected_results_count_before_a_task_is_done():
+    actor = JobActor(2)
+    progress = actor.report([Moved("a", "leased"), *2 * [Moved("a", "rejected")], Moved("b", "rejected")])
+    assert (progress["rejected"], progress["states"]) == (3, {"leased": 1})
+    assert actor.report([OnGrid("a", verdict(rejected=2)), InLab("b", "lab")])["rejected"] == 3
+
+
+def test_what_is_not_there_is_waited_for():
+    states = {"queued": 3, "leased": 2, "checking": 1, "uploaded": 4}
+    both = GridOffer(volunteers=1, validators=1)
+    assert waits(states, both, True) == {NO_PARTNER: 4}
+    assert waits(states, GridOffer(0, 0), True) == {NO_PARTNER: 4, NO_VOLUNTEER: 3, NO_VALIDATOR: 1}
+    assert waits({"leased": 2}, GridOffer(0, 0), True) == {}
+    assert waits({"leased": 2}, both, False) == {NO_GATEWAY: 2}
 
 
 def test_a_task_that_is_done_again_counts_once():

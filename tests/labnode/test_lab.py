@@ -1,9 +1,11 @@
 """The researcher's interface, against a whole grid in this process."""
 
 import asyncio
+import gc
 import http.client
 import logging
 import threading
+import warnings
 from urllib.parse import urlsplit
 
 import cloudpickle
@@ -15,8 +17,19 @@ import zarr
 
 import goblin_dask as goblin
 from goblin_dask.digest import digest
-from goblin_dask.errors import ConnectionLost, InputError, JobCancelled, JobError, JobFailed, Refused, TooLarge
+from goblin_dask.errors import (
+    ConnectionLost,
+    InputError,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobTimeout,
+    Refused,
+    TooLarge,
+)
 from goblin_dask.gateway.limits import Limits
+from goblin_dask.labnode import client
+from goblin_dask.labnode.progress import NO_VALIDATOR, NO_VOLUNTEER
 from goblin_dask.messages import BlobRef
 from goblin_dask.testing.inprocess import InProcessGrid
 
@@ -127,6 +140,12 @@ def test_a_function_that_raises_shows_its_own_error(lab):
         lab.compute(x)
     assert isinstance(caught.value.__cause__, JobFailed)
 
+    def misses(block):
+        raise FileNotFoundError("calibration.txt")
+
+    with pytest.raises(FileNotFoundError, match=r"calibration\.txt"):
+        lab.compute(array((8, 8), 4).map_blocks(misses, dtype=float, meta=np.empty((0, 0))))
+
 
 @pytest.fixture
 def dask_log(caplog, monkeypatch):
@@ -158,7 +177,55 @@ def test_cancel_gives_up_what_waits(grid, lab, dask_log):
     job.release()
     x = array((8, 8), 4, seed=9) * 3
     np.testing.assert_array_equal(lab.compute(x), x.compute(scheduler="sync"))
+    gc.collect()
     assert "Attempting to reschedule" not in dask_log.text
+    assert "exception was never retrieved" not in dask_log.text
+
+
+GO_ON = threading.Event()
+
+
+def held(block):
+    GO_ON.wait()
+    return block + 0
+
+
+def test_waiting_has_an_end_where_one_is_given(grid, lab):
+    x = array((8, 8), 8).map_blocks(held, dtype=float, meta=np.empty((0, 0)))
+    job = lab.submit(x, name="slow")
+    for wait in (job.wait, job.result):
+        with pytest.raises(JobTimeout, match=r"job slow has not ended within 0 s \(\d of \d tasks are done\)"):
+            wait(timeout=0)
+    GO_ON.set()
+    assert job.result(timeout=30).shape == (8, 8)
+    assert job.wait(timeout=0) is job
+    job.release()
+
+
+class TestNobody:
+    """Jobs that wait for somebody who is not there."""
+
+    def test_says_so(self, monkeypatch):
+        monkeypatch.setattr(client, "WORD_SECONDS", 0.1)
+        with InProcessGrid(volunteers=0, validators=0, fuse=False) as grid:
+            job = grid.lab.submit(array((8, 8), 4) + 1, name="lonely")
+            for status in job.events():
+                if status["progress"].get("reasons"):
+                    break
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                with pytest.raises(JobTimeout, match="are done; waits for a volunteer: there is none"):
+                    job.result(timeout=0.5)
+            (warning,) = [str(each.message) for each in said]
+            assert warning == f"job lonely {NO_VOLUNTEER} (4 tasks)"
+            assert job.progress["reasons"] == {NO_VOLUNTEER: 4}
+            grid.run(grid._add("volunteer", 0))
+            for status in job.events():
+                if status["progress"].get("reasons") == {NO_VALIDATOR: 4}:
+                    break
+            grid.run(grid._add("validator", 0))
+            assert job.result(timeout=30).shape == (8, 8)
+            assert job.progress["reasons"] == {}
 
 
 def test_the_certificate_is_kept_with_the_result(lab):
