@@ -38,6 +38,10 @@ MESSAGE_LIMIT = 64 * 1024 * 1024
 """Largest encoded message that anybody accepts, in bytes."""
 
 
+CheckMethod = Literal["auto", "recompute", "compare", "audit"]
+"""``auto``: as the checker finds cheapest; ``compare``: with a replica; ``audit``: recompute, and compare."""
+
+
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, omit_defaults=True):
     """Base of the tagged messages."""
 
@@ -321,7 +325,7 @@ class Check(Message, frozen=True):
     outputs: tuple[BlobRef, ...]
     grant: str
     routes: Routes
-    method: Literal["auto", "recompute", "compare", "audit"] = "auto"
+    method: CheckMethod = "auto"
     replica: tuple[BlobRef, ...] = ()
     """Outputs of another owner's attempt, for ``compare`` and ``audit``."""
     values: tuple[int, ...] = ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from goblin_dask import messages as m
@@ -18,20 +17,13 @@ from goblin_dask.gateway import events as e
 from goblin_dask.gateway import matching, monitor, stuck
 from goblin_dask.gateway.leases import InHand, Leases, Ticket, make_ticket
 from goblin_dask.gateway.limits import Limits
+from goblin_dask.gateway.orphans import Orphans
 from goblin_dask.gateway.outcomes import Lab, Outcomes, inline_bytes, unfit
 from goblin_dask.gateway.workers import Worker, make_worker
 from goblin_dask.graphs.operators.base import nbytes
 from goblin_dask.verify import effects as fx
 from goblin_dask.verify import policy as policies
 from goblin_dask.verify.reputation import Reputation
-
-
-@dataclass(slots=True)
-class Orphan:
-    """An attempt in a worker's hand whose task no laboratory has submitted (yet): the gateway was restarted."""
-
-    worker: Worker
-    messages: list[m.Committed | m.Uploaded] = field(default_factory=list)
 
 
 class Dispatcher:
@@ -55,7 +47,7 @@ class Dispatcher:
         self.reputation = reputation if reputation is not None else Reputation(rng)
         self.leases = Leases(limits, rng, self.reputation)
         self.outcomes = Outcomes(limits, self.leases, self.reputation)
-        self.orphans: dict[str, dict[str, Orphan]] = {}
+        self.orphans = Orphans(self.leases)
         self._started: float | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             e.WorkerJoined: self._worker_joined,
@@ -77,7 +69,7 @@ class Dispatcher:
             "settled": self._settled_due,
             "retry": self._retry_due,
             "lab": self._lab_due,
-            "orphan": self._orphan_due,
+            "orphan": self.orphans.due,
             "offer": self.outcomes.offer_grid,
             "sweep": self._sweep,
         }
@@ -157,9 +149,7 @@ class Dispatcher:
                 return True
         if tickets or any((lab, task) in self.outcomes.answers for lab in self.outcomes.labs):
             return False
-        self.orphans.setdefault(task, {})[name] = Orphan(worker)
-        worker.hands[name] = 0
-        self.leases.at(self.now + self.limits.orphan_grace, "orphan", (task, name))
+        self.orphans.add(worker, name)
         return True
 
     def _take_up(self, ticket: Ticket, worker: Worker, name: str) -> bool:
@@ -202,7 +192,7 @@ class Dispatcher:
         worker.stopping.clear()
         leases.pool.remove(worker)
         for name in list(worker.hands):
-            self._forget_orphan(name.rpartition("#")[0], name)
+            self.orphans.forget(name)
         for hand in hands:
             life = hand.ticket.life
             if hand.check or hand.reveal:
@@ -238,14 +228,13 @@ class Dispatcher:
             if not isinstance(message, m.Committed) or message.uploaded:
                 self.leases.let_go(worker, name)
             return
-        task = name.rpartition("#")[0]
-        orphan = self.orphans.get(task, {}).get(name)
-        if orphan is None or orphan.worker is not worker:
+        orphan = self.orphans.of(worker, name)
+        if orphan is None:
             self.outcomes.ignore(worker, name, "an attempt that it does not have in hand")
         elif isinstance(message, (m.Committed, m.Uploaded)) and len(orphan.messages) < 2:
             orphan.messages.append(message)
         elif isinstance(message, m.AttemptFailed):
-            self._forget_orphan(task, name)
+            self.orphans.forget(name)
             self.leases.reindex(worker)
             self.leases.feed(worker)
 
@@ -388,8 +377,7 @@ class Dispatcher:
         ticket.life.alone = waited and not self.leases.pool.independent
         lab.tickets[task.task] = ticket
         self.outcomes.totals.submitted(ticket)
-        for name, orphan in list(self.orphans.get(task.task, {}).items()):
-            self._forget_orphan(task.task, name)
+        for name, orphan in self.orphans.claim(task.task):
             if self._take_up(ticket, orphan.worker, name):
                 for message in orphan.messages:
                     self._from_worker(e.FromWorker(orphan.worker.id, message))
@@ -498,19 +486,6 @@ class Dispatcher:
         self.leases.tasks.forget(lab.name)
         self.leases.checks.forget(lab.name)
         self.outcomes.totals.forget(lab.name)
-
-    def _orphan_due(self, what: tuple[str, str]) -> None:
-        orphan = self.orphans.get(what[0], {}).get(what[1])
-        if orphan is not None:
-            self._forget_orphan(*what)
-            self.leases.dismiss(orphan.worker, what[1])
-
-    def _forget_orphan(self, task: str, name: str) -> None:
-        held = self.orphans[task]
-        orphan = held.pop(name)
-        orphan.worker.hands.pop(name, None)
-        if not held:
-            del self.orphans[task]
 
     def _sweep(self, _: None) -> None:
         """Find queued tasks that no connected volunteer could ever have, and idle workers that could."""

@@ -140,7 +140,7 @@ class CheckOrder:
     of: str
     """The attempt that is checked."""
     outputs: tuple[m.BlobRef, ...]
-    method: str = "auto"
+    method: m.CheckMethod = "auto"
     replica: tuple[m.BlobRef, ...] = ()
     values: tuple[int, ...] = ()
 

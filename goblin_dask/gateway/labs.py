@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from goblin_dask import messages as m
 from goblin_dask.digest import Digest, digest, is_digest, task_digest
 from goblin_dask.errors import BlobMissing, ProgramError, Refused, WireError
-from goblin_dask.gateway.events import ANYBODY, Needs
+from goblin_dask.gateway.events import ANYBODY, Dispatch, Needs
 from goblin_dask.gateway.relay import Permit
 from goblin_dask.graphs.operators import CATALOGUE_VERSION
 from goblin_dask.graphs.program import decode
@@ -156,6 +156,29 @@ class Lab:
             direct=self.direct if same_host or network == self.network else "",
             relay=RELAY,
         )
+
+    def work(self, order: Dispatch, program: bytes, routes: m.Routes, expires: float) -> m.Work:
+        """The message that hands an attempt, a check or a dispute's question to a worker.
+
+        Parameters
+        ----------
+        expires : float
+            Seconds since the epoch: until then its grant is honoured.
+        """
+        kind: Literal["lease", "check", "reveal"] = "lease" if order.check is None else "check"
+        reveals, sizes = "", tuple[int, ...]()
+        if order.reveal is not None:
+            kind, reveals, sizes = "reveal", order.reveal.of, order.reveal.sizes
+        grant = grants.sign(self.key, grants.Grant(order.task, order.attempt, kind, expires, sizes))
+        if order.check is None:
+            return m.Lease(
+                order.attempt, program, order.inputs, grant, routes, order.peak, order.deadline, order.trace, reveals
+            )  # fmt: skip
+        check = order.check
+        return m.Check(
+            order.attempt, program, order.inputs, check.outputs, grant, routes, check.method,
+            check.replica, check.values,
+        )  # fmt: skip
 
 
 def _needs(message: m.DefineProgram) -> Needs:

@@ -182,6 +182,6 @@ def snapshot(dispatcher: Dispatcher) -> dict[str, Any]:
         "bytes_out": totals.bytes_out,
         "check_seconds": totals.check_seconds,
         "compute_seconds": totals.compute_seconds,
-        "orphans": sum(map(len, dispatcher.orphans.values())),
+        "orphans": len(dispatcher.orphans),
         "workers": workers,
     }

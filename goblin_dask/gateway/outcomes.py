@@ -177,7 +177,7 @@ class Outcomes:
             self.tell(ticket.lab, m.TaskReopened(ticket.life.task.task))
             self.recheck(ticket, "auto")
 
-    def recheck(self, ticket: Ticket, method: str) -> None:
+    def recheck(self, ticket: Ticket, method: m.CheckMethod) -> None:
         self._no_longer_unchecked(ticket)
         effects = ticket.life.recheck(method)
         self.totals.reopened(ticket)

@@ -36,7 +36,6 @@ from goblin_dask.gateway.relay import Permit, Relay
 from goblin_dask.gateway.settings import GatewayConfig
 from goblin_dask.gateway.status import PERIOD, Board, Status
 from goblin_dask.graphs.outline import Outline
-from goblin_dask.store import grants
 from goblin_dask.verify.policy import replicates
 from goblin_dask.verify.reputation import Reputation, host_key
 from goblin_dask.wire.server import Admission, ServerSession, SessionServer
@@ -416,28 +415,10 @@ class Gateway:
             return
         if peer is None or peer.session is None:
             return  # it has just left, the dispatcher is told next
-        program = order.encoded or program
-        kind = "check" if order.check is not None else "reveal" if order.reveal is not None else "lease"
         # A late result is still taken for a while.
         expires = time.time() + order.deadline * (1 + self.config.limits.overdue_factor) + 600
-        sizes = order.reveal.sizes if order.reveal is not None else ()
-        grant = grants.sign(
-            lab.key,
-            grants.Grant(order.task, order.attempt, kind, expires, sizes),  # type: ignore[arg-type]
-        )
         routes = lab.routes(peer.address, peer.network, place_of(peer.address))
-        work: m.Work
-        if order.check is None:
-            reveals = order.reveal.of if order.reveal is not None else ""
-            work = m.Lease(
-                order.attempt, program, order.inputs, grant, routes, order.peak, order.deadline, order.trace, reveals
-            )  # fmt: skip
-        else:
-            check = order.check
-            method: Any = check.method
-            work = m.Check(
-                order.attempt, program, order.inputs, check.outputs, grant, routes, method, check.replica, check.values
-            )  # fmt: skip
+        work = lab.work(order, order.encoded or program, routes, expires)
         with contextlib.suppress(ConnectionLost):
             self.grid.dispatch(peer.session.address, order.attempt, work)
 

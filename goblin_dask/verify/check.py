@@ -18,7 +18,7 @@ from goblin_dask.graphs.operators import CONTRACTION
 from goblin_dask.graphs.operators.base import Kind, Specs
 from goblin_dask.graphs.program import Program
 from goblin_dask.graphs.schedule import Step, schedule
-from goblin_dask.messages import CheckReport
+from goblin_dask.messages import CheckMethod, CheckReport
 from goblin_dask.verify.algebraic import check_algebraically
 from goblin_dask.verify.bounds import carry
 from goblin_dask.verify.claims import check_claims, claimed_thresholds, claims_of
@@ -30,8 +30,6 @@ from goblin_dask.verify.recompute import check_by_recomputation, equal
 from goblin_dask.verify.scales import Scales
 from goblin_dask.verify.structural import is_constant, misshapen
 from goblin_dask.verify.tolerances import INTEGER_PROJECTIONS, MISS, PROJECTIONS, ROWS
-
-Method = Literal["auto", "recompute", "compare", "audit"]
 
 FAST = 5e10
 """FLOP/s of a matrix product by BLAS, on one thread of an ordinary machine."""
@@ -153,7 +151,7 @@ def check_result(
     inputs: Sequence[Source],
     outputs: Sequence[Array],
     *,
-    method: Method = "auto",
+    method: CheckMethod = "auto",
     replica: Sequence[Array] | None = None,
     values: Sequence[int] = (),
     rng: np.random.Generator | None = None,
@@ -233,7 +231,7 @@ def _check(
     program: Program,
     inputs: Sequence[Source],
     outputs: Sequence[Array],
-    method: Method,
+    method: CheckMethod,
     plan: CheckPlan,
     rng: np.random.Generator | None,
     statistics: OperandStatistics | None,

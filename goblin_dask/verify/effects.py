@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from goblin_dask.digest import Digest
-from goblin_dask.messages import BlobRef, CheckReport, Verdict
+from goblin_dask.messages import BlobRef, CheckMethod, CheckReport, Verdict
+
+GONE = frozenset({"lost", "wrong", "failed", "withdrawn"})
+"""States of attempts that are over, and of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Question:
 class Order:
     """How an attempt's result is to be checked."""
 
-    method: str
+    method: CheckMethod
     replica: Attempt | None = None
     question: Question | None = None
     """In a dispute: what is asked of values between the nodes."""

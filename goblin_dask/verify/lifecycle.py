@@ -21,13 +21,13 @@ from goblin_dask.graphs.outline import Outline
 from goblin_dask.verify import policy as policies
 from goblin_dask.verify.commitments import mismatch
 from goblin_dask.verify.effects import (
+    GONE,
     Accepted,
     Attempt,
     Blame,
     Charge,
     Credit,
     Doubt,
-    Drop,
     Effect,
     Failed,
     Holder,
@@ -59,7 +59,6 @@ MEMORY_CLAIM = 4
 _SUPPLY = frozenset({"leased", "committed", "uploaded", "checking", "accepted"})
 _RUNNING = frozenset({"leased", "committed"})
 _HANDED_IN = frozenset({"uploaded", "checking"})
-_GONE = frozenset({"lost", "wrong", "failed", "withdrawn"})
 
 
 class TaskLife(Replication):
@@ -77,7 +76,7 @@ class TaskLife(Replication):
 
     __slots__ = (
         "_avoid", "_check_flops", "_check_seconds", "_computed", "_leases", "_rejected", "charged", "check_failures",
-        "doubted", "failures", "hosts", "lab", "need", "policy", "since", "unable",
+        "doubted", "failures", "hosts", "lab", "need", "since", "unable",
     )  # fmt: skip
 
     def __init__(self, lab: str, task: m.SubmitTask, now: float, outline: Outline | None = None):
@@ -124,16 +123,6 @@ class TaskLife(Replication):
         return max(0, copies - have)
 
     @property
-    def replicated(self) -> bool:
-        """Whether it is checked by another owner's replica, where there is another."""
-        return policies.replicates(self.policy, self.task)
-
-    @property
-    def traced(self) -> bool:
-        """Whether volunteers commit to the values of all nodes."""
-        return self.outline is not None and self.replicated and not self.alone
-
-    @property
     def running(self) -> int:
         """Attempts in volunteers' hands."""
         return sum(attempt.state in _RUNNING for attempt in self.attempts.values())
@@ -165,7 +154,7 @@ class TaskLife(Replication):
         if holder.owner in self.doubted or holder.key in self.unable:
             return False
         for attempt in self.attempts.values():
-            if attempt.state in _GONE:
+            if attempt.state in GONE:
                 continue
             other = attempt.holder
             if other.worker == holder.worker:
@@ -189,7 +178,7 @@ class TaskLife(Replication):
         """The volunteer names its outputs; what they are cannot change any more."""
         attempt = self.attempts[name]
         if attempt.state != "leased":
-            differs = attempt.state not in _GONE and message.outputs != attempt.outputs
+            differs = attempt.state not in GONE and message.outputs != attempt.outputs
             return [Ignored("a second commitment that differs" if differs else "committed twice", suspicious=differs)]
         attempt.seconds, attempt.fetched = max(0.0, message.seconds), max(0, message.fetched)
         reason = mismatch(message.outputs, self.task.outputs)
@@ -335,7 +324,7 @@ class TaskLife(Replication):
         return effects + self._doubt(attempt, report)
 
     # --- laboratory and dispatcher ----------------------------------------------------------------------------------
-    def recheck(self, method: str) -> list[Effect]:
+    def recheck(self, method: m.CheckMethod) -> list[Effect]:
         """Check a result that was accepted unchecked: it was sampled, or its volunteer has lied elsewhere."""
         attempt = self.unchecked
         if attempt is None:
@@ -488,7 +477,7 @@ class TaskLife(Replication):
         for attempt in self.attempts.values():
             if attempt.state == "lost":  # kept until now: its host might have come back to finish it
                 effects += self._drop(attempt)
-            if attempt.state in _GONE or attempt.state == "accepted":
+            if attempt.state in GONE or attempt.state == "accepted":
                 continue
             if accepted is not None and attempt.order is not None and attempt.order.dispute:
                 continue
@@ -501,14 +490,3 @@ class TaskLife(Replication):
                 del self.checks[check]
                 effects.append(StopCheck(check))
         return effects
-
-    def _drop(self, attempt: Attempt) -> list[Effect]:
-        """Uploads that may go: not those that another attempt committed too, and never one of the task's inputs."""
-        if not attempt.outputs:
-            return []
-        kept = {blob.digest for blob in self.task.inputs}
-        for other in self.attempts.values():
-            if other is not attempt and other.state not in _GONE:
-                kept.update(blob.digest for blob in other.outputs)
-        gone = tuple(blob.digest for blob in attempt.outputs if blob.inline is None and blob.digest not in kept)
-        return [Drop(attempt, gone)] if gone else []

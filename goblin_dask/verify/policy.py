@@ -6,7 +6,7 @@ import math
 import random
 
 from goblin_dask.errors import InputError
-from goblin_dask.messages import CheckReport, Policy, SubmitTask
+from goblin_dask.messages import CheckMethod, CheckReport, Policy, SubmitTask
 
 COLLUDING = 0.01
 """Share of the other owners that is assumed to work together with the owner of a result: the chance of a partner who
@@ -63,7 +63,7 @@ def sampled(policy: Policy, *, share: float, rng: random.Random) -> bool:
     return policy.method != "sample" or rng.random() < max(policy.probability, share)
 
 
-def order(policy: Policy, *, suspicious: bool) -> str:
+def order(policy: Policy, *, suspicious: bool) -> CheckMethod:
     """Method of a result's first check: trust changes which one, never whether."""
     return "recompute" if policy.method == "recompute" or suspicious else "auto"
 
@@ -73,7 +73,7 @@ def replicates(policy: Policy, task: SubmitTask) -> bool:
     return policy.method == "replicate" or (policy.method == "auto" and task.heavy)
 
 
-def alone(policy: Policy, *, suspicious: bool) -> str:
+def alone(policy: Policy, *, suspicious: bool) -> CheckMethod:
     """Method of the check of a result that is to be replicated, and cannot be."""
     return "recompute" if policy.method == "replicate" else order(policy, suspicious=suspicious)
 

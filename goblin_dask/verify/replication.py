@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from goblin_dask import messages as m
 from goblin_dask.graphs.outline import Outline
+from goblin_dask.verify import policy as policies
 from goblin_dask.verify.dispute import Ask, Compare, Dispute, Settle
-from goblin_dask.verify.effects import Attempt, Charge, Effect, Holder, Ignored, Order, Reveal, StopCheck
+from goblin_dask.verify.effects import GONE, Attempt, Charge, Drop, Effect, Holder, Ignored, Order, Reveal, StopCheck
 
 
 class Replication:
     """What a task's life needs besides for its replicas; `goblin_dask.verify.lifecycle.TaskLife` has the rest."""
 
-    __slots__ = ("alone", "attempts", "checks", "dispute", "outline", "reveals", "state", "task")
+    __slots__ = ("alone", "attempts", "checks", "dispute", "outline", "policy", "reveals", "state", "task")
 
     task: m.SubmitTask
+    policy: m.Policy
     state: str
     outline: Outline | None
     alone: bool
@@ -29,6 +31,16 @@ class Replication:
     checks: dict[str, Attempt]
     dispute: Dispute | None
     reveals: dict[str, tuple[Attempt, int]]
+
+    @property
+    def replicated(self) -> bool:
+        """Whether it is checked by another owner's replica, where there is another."""
+        return policies.replicates(self.policy, self.task)
+
+    @property
+    def traced(self) -> bool:
+        """Whether volunteers commit to the values of all nodes."""
+        return self.outline is not None and self.replicated and not self.alone
 
     def _order(self, attempt: Attempt, order: Order) -> list[Effect]:
         raise NotImplementedError
@@ -40,7 +52,15 @@ class Replication:
         raise NotImplementedError
 
     def _drop(self, attempt: Attempt) -> list[Effect]:
-        raise NotImplementedError
+        """Uploads that may go: not those that another attempt committed too, and never one of the task's inputs."""
+        if not attempt.outputs:
+            return []
+        kept = {blob.digest for blob in self.task.inputs}
+        for other in self.attempts.values():
+            if other is not attempt and other.state not in GONE:
+                kept.update(blob.digest for blob in other.outputs)
+        gone = tuple(blob.digest for blob in attempt.outputs if blob.inline is None and blob.digest not in kept)
+        return [Drop(attempt, gone)] if gone else []
 
     def _pair(self, attempt: Attempt) -> list[Effect]:
         """Have it compared with another owner's result, if one is there."""

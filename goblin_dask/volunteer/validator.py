@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from goblin_dask.digest import digest
 from goblin_dask.errors import GoblinError
 from goblin_dask.graphs.execute import Source
 from goblin_dask.graphs.program import Program
-from goblin_dask.messages import ArraySpec, BlobRef, Check, CheckReport
+from goblin_dask.messages import ArraySpec, BlobRef, Check, CheckMethod, CheckReport
 from goblin_dask.store.buffers import nbytes
 from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs, decode_program
 
@@ -26,7 +26,7 @@ class Checker(Protocol):
         inputs: Sequence[Source],
         outputs: Sequence[Any],
         *,
-        method: Literal["auto", "recompute", "compare", "audit"],
+        method: CheckMethod,
         replica: Sequence[Any] | None,
         values: Sequence[int],
         digests: Sequence[str],

@@ -268,7 +268,7 @@ class Grid(RuleBasedStateMachine):
             if worker.role == "volunteer":
                 assert worker.used <= worker.offer
             for name in worker.hands:
-                assert name in leases.hands or name in dispatcher.orphans[name.rpartition("#")[0]]
+                assert name in leases.hands or name in dispatcher.orphans
         open_here = [t for lab in dispatcher.outcomes.labs.values() for t in lab.tickets.values()]
         assert len(leases.tasks) == sum(t.queued for t in open_here)
         assert len(leases.checks) == sum(len(t.checks) for t in open_here)
