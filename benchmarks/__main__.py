@@ -1,4 +1,6 @@
-"""``make bench``: every benchmark, one after the other, each in a process of its own.
+"""``make bench``: every benchmark that takes minutes, one after the other, each in a process of its own.
+
+One that takes an hour is run by its name only: ``python -m benchmarks detection``.
 
 Settings that slow a current NumPy down on some machines are taken out of the environment, for the benchmarks only.
 """
@@ -10,10 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+LONG = {"detection"}
+
 
 def main() -> int:
     environment = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
-    wanted = sys.argv[1:] or sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+    found = {path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")}
+    wanted = sys.argv[1:] or sorted(found - LONG)
     failed = 0
     for name in wanted:
         print(f"== {name}", flush=True)
