@@ -22,12 +22,12 @@ def check(a, b, c, seed=0):
 def test_biased_rounding_is_settled_not_blamed():
     a, b = np.full((60, 3000), 0.1, np.float32), np.full((3000, 200), 0.1, np.float32)
     c = ORDERS["sequential"](a, b)
-    findings = [check(a, b, c, seed=seed) for seed in range(20)]
+    findings = [check(a, b, c, seed=seed) for seed in range(6)]
     assert {finding.verdict for finding in findings} == {"accepted"}
     # every row errs alike, so the projections look suspicious of all or, where their signs happen to cancel, of none
     settled = [finding.settled for finding in findings]
     assert set(settled) <= {0, 60}
-    assert settled.count(60) > 10
+    assert settled.count(60) > 3
 
 
 @pytest.mark.parametrize("layout", ["C", "F"])
