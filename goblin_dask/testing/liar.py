@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from goblin_dask.digest import Digest, digest, task_digest
-from goblin_dask.graphs.backends.base import Backend
+from goblin_dask.graphs.backends.base import NUMPY, Backend
 from goblin_dask.graphs.cost import flops
 from goblin_dask.graphs.execute import Allocator, Observer, Source, execute
 from goblin_dask.graphs.program import Program
@@ -125,11 +125,12 @@ class Liar:
             if self._ring is not None:
                 self._ring.hold(task)
             made: list[tuple[Array, ...]] = []
-            outputs = list(
-                execute(program, arrays, backend=backend, observe=lambda _, values: made.append(values))
-                if observe is not None
-                else execute(program, arrays, backend=backend)
-            )
+            used = backend or NUMPY
+
+            def keep(number: int, values: tuple[Any, ...]) -> None:
+                made.append(tuple(np.array(used.to_host(value)) for value in values))  # others write over them
+
+            outputs = list(execute(program, arrays, backend=used, observe=keep if observe is not None else None))
             said, answer = self._answer(task, program, arrays, outputs)
             size, error = 0.0, 0.0
             if said.corruption:
@@ -140,7 +141,7 @@ class Liar:
             if said.withheld:
                 self.withheld.update(name for name, _ in names)
             if observe is not None:
-                self._pretend(program, made, answer, observe)
+                self._pretend(program, made, answer, observe, used)
         if said.late:
             threading.Event().wait(self._delay)
         return answer
@@ -188,11 +189,14 @@ class Liar:
         _send(transfers, ref, fd, routes, grant, stop)
 
     @staticmethod
-    def _pretend(program: Program, made: list[tuple[Array, ...]], answer: Sequence[Array], observe: Observer) -> None:
+    def _pretend(
+        program: Program, made: list[tuple[Array, ...]], answer: Sequence[Array], observe: Observer, backend: Backend
+    ) -> None:
         """Commit to what the nodes made, and to the answer as if they had made it."""
         said = dict(zip(program.outputs, answer, strict=True))
         for number, step in enumerate(schedule(program).steps):
-            observe(number, tuple(said.get(value, own) for value, own in zip(step.outputs, made[number], strict=True)))
+            values = (said.get(value, own) for value, own in zip(step.outputs, made[number], strict=True))
+            observe(number, tuple(map(backend.to_device, values)))
 
     def _confess(self, confession: Confession) -> None:
         with self._journal.open("ab") as file:
