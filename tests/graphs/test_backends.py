@@ -11,8 +11,10 @@ from goblin_dask.errors import InputError, ProgramError
 from goblin_dask.graphs.backends.choice import backend_named
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.graphs.execute import execute
-from goblin_dask.graphs.operators import CATALOGUE, INDEXING, MOVEMENT
+from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, INDEXING, MOVEMENT
+from goblin_dask.graphs.operators.dtypes import DTYPES
 from goblin_dask.messages import ArraySpec
+from goblin_dask.verify.recompute import check_by_recomputation
 
 from ..gpu import here
 from .test_operators import applied
@@ -109,6 +111,30 @@ def test_on_drawn_operands(name, full, report):
     )(given(applications(name))(test))()
     if full:
         report(f"{name:20} on torch: {counted['computed']} equal to NumPy's, {counted['refused']} refused by both")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(OWN.keys() & ELEMENTWISE))
+def test_an_honest_result_is_accepted(name, full, report):
+    """What the checker makes of each elementwise operator's own kernel, on numbers of all sizes and of usual ones."""
+    count, random, worst = 10**6 if full else 10**4, np.random.default_rng(0), 0.0
+
+    def drawn(dtype):
+        bits = random.integers(0, 2 ** (8 * dtype.itemsize), count, dtype=f"u{dtype.itemsize}").view(dtype)
+        usual = (random.standard_normal(count) * 10 ** random.uniform(-3, 3, count)).astype(dtype)
+        return np.where(random.random(count) < 0.3, bits, usual)
+
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        operands = [drawn(DTYPES[dtype]) for _ in range(CATALOGUE[name].arity or 3)]
+        if name == "where":
+            operands[0] = random.random(count) < 0.5
+        program, inputs = applied(name, operands, {"dtype": "float32"} if name == "astype" else {})
+        for backend in backends():
+            finding = check_by_recomputation(program, inputs, execute(program, inputs, backend=backend))
+            assert finding.verdict == "accepted", (dtype, backend.name, finding)
+            worst = max(worst, finding.ratio)
+    if full:
+        report(f"{name:13} on torch: {count:,} results for each dtype accepted, at most {worst:.2f} of their bounds")
 
 
 def test_memory_is_shared_and_inputs_are_not_written():
