@@ -183,7 +183,7 @@ class TestAttention:
                 (2, 6, 8),
             )
         captured = goblin.capture(function, torch.randn(shape))
-        targets = {call.target for call in captured._graph.calls}
+        targets = {call.target for call in captured.recordings.open.calls}
         assert not [target for target in targets if re.search("flash|cpu|cuda|efficient|fused|mkldnn|fast", target)]
         assert "matmul" in captured.program().operators
 
@@ -270,7 +270,7 @@ class TestRefusals:
             ((np.ones((2, 4), "f4"), 4), r"argument 0 is float32 \(2, 4\), captured was float32 \('batch', 3\)"),
             ((np.ones((2, 3)), 4), "argument 0 is float64"),
             ((np.ones((2, 3), "f4"), 5), "argument 1 is 5; 4 was captured"),
-            ((np.ones((2, 3), "f4"),), "not built like the example's"),
+            ((np.ones((2, 3), "f4"),), "1 argument given, 2 captured"),
             (("x", 4), "argument 0 is a str"),
         ):
             with pytest.raises(InputError, match=sentence):

@@ -7,36 +7,19 @@ needs PyTorch to be made and to take or return tensors, not to compute.
 from __future__ import annotations
 
 import math
-import operator
-import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from goblin_dask.errors import InputError, NotTraceable
+from goblin_dask.errors import InputError
 from goblin_dask.graphs.backends.base import Backend
-from goblin_dask.graphs.capture.aten import LOWERINGS
-from goblin_dask.graphs.capture.aten.base import Call, Ref, Streams, drawing
-from goblin_dask.graphs.capture.aten.creation import DRAWING
-from goblin_dask.graphs.capture.aten.elementwise import NUMBERS
-from goblin_dask.graphs.capture.pytree import Leaf
-from goblin_dask.graphs.execute import execute
+from goblin_dask.graphs.capture.pytree import is_array
+from goblin_dask.graphs.capture.recordings import Recordings
 from goblin_dask.graphs.program import Program
-from goblin_dask.graphs.trace import Traced, record
-from goblin_dask.graphs.tracer.array import Tracer
-from goblin_dask.graphs.tracer.casting import astype
+from goblin_dask.graphs.trace import Traced
 from goblin_dask.graphs.tracer.recorder import spec_of
 from goblin_dask.messages import ArraySpec
-
-KEPT = 16
-"""Programs that are kept, one for each set of shapes that was called last."""
-
-ORDERS = r"aten\.(sort|topk|argsort|argmax|argmin|max|min)\."
-"""Operators among whose results are places of equal elements, of which PyTorch takes any."""
-ALIKE = {"float16": 3e-2, "bfloat16": 1e-1, "float32": 1e-3, "complex64": 1e-3}
-"""Relative distance, as root mean square, of a captured program from the module itself; 1e-9 in double precision."""
 
 
 def capture(
@@ -51,12 +34,16 @@ def capture(
     The module's mode is captured with it: a module that is to be used both for training and for evaluation is captured
     twice. Its parameters and buffers are copied.
 
+    PyTorch records a program as it runs for the example, with the size of the batch open. Where the program takes
+    another course for another size (``if x.shape[0] > 3``), it is recorded anew for that size, and compared with the
+    module there, when it is first called with it; so the module is kept.
+
     Parameters
     ----------
     function : torch.nn.Module or callable
     *args, **kwargs
-        An example of its arguments: tensors, numbers, and lists, tuples and dicts of them. Of tensors, shapes and
-        dtypes count; everything else is part of the program.
+        An example of its arguments: tensors or NumPy arrays, numbers, and lists, tuples and dicts of them. Of tensors,
+        shapes and dtypes count; everything else is part of the program.
     dynamic_batch : bool
         Whether the size of the batch stays open: the length along `batch_axis` of the first tensor, and of all others
         that have the same length there.
@@ -84,15 +71,32 @@ def capture(
     """
     try:
         from goblin_dask.graphs.capture import torch_internals
+        from goblin_dask.graphs.capture.origin import Origin
     except ImportError as error:
         raise InputError("there is no PyTorch here: install goblin-dask[torch]") from error
-    leaves, structure = torch_internals.flatten((args, kwargs))
+    if batch_axis < 0:
+        raise InputError(f"batch_axis is {batch_axis}; axes are counted from the first, which is 0")
+    given, structure = torch_internals.flatten((args, kwargs))
+    leaves = [_tensor(number, leaf) for number, leaf in enumerate(given)]
     tensors = [number for number, leaf in enumerate(leaves) if torch_internals.is_tensor(leaf)]
     batched = _batched(leaves, tensors, batch_axis) if dynamic_batch else [False] * len(leaves)
-    graph = torch_internals.export(function, structure, leaves, batched, batch_axis)
-    captured = CapturedProgram(graph, structure, leaves, batched, batch_axis)
-    captured._check(function, leaves)
-    return captured
+    examples = torch_internals.examples(leaves, batched, batch_axis)
+    graph = torch_internals.export(function, structure, examples, batched, batch_axis)
+    arrays = [torch_internals.to_numpy(x) if torch_internals.is_tensor(x) else x for x in examples]
+    recordings = Recordings(graph, Origin(function, structure, leaves), arrays, batched, batch_axis)
+    recordings.require_alike()
+    return CapturedProgram(recordings, structure, leaves)
+
+
+def _tensor(number: int, leaf: Any) -> Any:
+    """A leaf of the example; NumPy's arrays as tensors."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    if not is_array(leaf):
+        raise InputError(f"argument {number} is an array of dtype {leaf.dtype}, of which there are no tensors")
+    from goblin_dask.graphs.capture.torch_internals import to_tensor
+
+    return to_tensor(leaf)
 
 
 def _batched(leaves: Sequence[Any], tensors: Sequence[int], axis: int) -> list[bool]:
@@ -123,18 +127,15 @@ class CapturedProgram:
         Which leaves of the arguments have the batch, along ``batch_axis``.
     """
 
-    def __init__(self, graph: Any, structure: Any, leaves: Sequence[Any], batched: Sequence[bool], axis: int):
+    def __init__(self, recordings: Recordings, structure: Any, leaves: Sequence[Any]):
         from goblin_dask.graphs.capture.torch_internals import dtype_name, is_tensor
 
-        self._graph, self._structure, self.batch_axis = graph, structure, axis
+        self.recordings, self._structure = recordings, structure
         self._leaves = [ArraySpec(tuple(x.shape), dtype_name(x.dtype)) if is_tensor(x) else x for x in leaves]
-        self.batched = tuple(batched)
-        self.parameters: dict[str, np.ndarray[Any, Any]] = graph.arrays
-        self.state = tuple(name for name, _ in graph.state)
-        self.draws = any(call.target in DRAWING for call in graph.calls)
-        self._programs: OrderedDict[Any, Traced] = OrderedDict()
-        self._orders = any(re.match(ORDERS, call.target) for call in graph.calls)
-        _require_known(graph.calls)
+        self.batched, self.batch_axis = recordings.batched, recordings.axis
+        self.parameters = recordings.parameters
+        self.state = tuple(name for name, _ in recordings.open.state)
+        self.draws = recordings.draws
 
     def __repr__(self) -> str:
         shapes = ", ".join(
@@ -143,7 +144,7 @@ class CapturedProgram:
             if isinstance(leaf, ArraySpec)
         )
         size = sum(array.size for array in self.parameters.values())
-        return f"<CapturedProgram of {shapes}; {size:,} parameters, {len(self._graph.calls)} operators>"
+        return f"<CapturedProgram of {shapes}; {size:,} parameters, {len(self.recordings.open.calls)} operators>"
 
     def _open_shape(self, leaf: ArraySpec, batched: bool) -> tuple[Any, ...]:
         return tuple("batch" if batched and i == self.batch_axis else n for i, n in enumerate(leaf.shape))
@@ -163,7 +164,8 @@ class CapturedProgram:
         ----------
         *args, **kwargs
             As in the example, with any size of the batch. Tensors give tensors, NumPy arrays NumPy arrays; Dask arrays
-            give Dask arrays, each block along the batch being a batch of its own.
+            give Dask arrays, each block along the batch being a batch of its own. A program whose elements of the batch
+            depend on each other (``x.softmax(0)``) is refused there, where there are several blocks.
         key : int, optional
             Decides on the random numbers, where it draws some.
         state : mapping of str to array, optional
@@ -179,25 +181,24 @@ class CapturedProgram:
         Raises
         ------
         InputError
-            For arguments unlike the example's.
+            For arguments unlike the example's, and for a size of the batch of which there can be no recording.
         """
         from goblin_dask.graphs.capture import torch_internals
 
-        leaves, structure = torch_internals.flatten((args, kwargs))
-        if structure != self._structure:
-            raise InputError(f"the arguments are not built like the example's: {structure}, captured {self._structure}")
+        leaves = self._given(args, kwargs)
         tensors = any(map(torch_internals.is_tensor, leaves)) or not any(hasattr(leaf, "dtype") for leaf in leaves)
         values = [torch_internals.to_numpy(x) if torch_internals.is_tensor(x) else x for x in leaves]
         self._check_leaves(values)
         arrays = self._arrays(state)
         if any(_is_dask(value) for value in values):
-            flat = self._over_dask(values, arrays, key)
+            graph, flat = self.recordings.open, self._over_dask(values, arrays, key)
         else:
-            flat = self.compute(values, arrays, self._key(key), backend)
+            graph = self.recordings.graph_for(values)
+            flat = self.recordings.compute(values, arrays, self._key(key), backend)
             if tensors:
                 flat = [torch_internals.to_tensor(x) if isinstance(x, np.ndarray) else x for x in flat]
-        count = len(self._graph.outputs)
-        result = torch_internals.unflatten(flat[:count], self._graph.structure)
+        count = len(graph.outputs)
+        result = torch_internals.unflatten(flat[:count], graph.structure)
         return (result, dict(zip(self.state, flat[count:], strict=True))) if self.state else result
 
     def bound(self, *args: Any, key: int | None = None, **kwargs: Any) -> tuple[Program, list[np.ndarray[Any, Any]]]:
@@ -210,21 +211,21 @@ class CapturedProgram:
         """
         from goblin_dask.graphs.capture import torch_internals
 
-        leaves, _ = torch_internals.flatten((args, kwargs))
+        leaves = self._given(args, kwargs)
         values = [torch_internals.to_numpy(x) if torch_internals.is_tensor(x) else x for x in leaves]
         self._check_leaves(values)
-        traced, sources = self._sources(values, self.parameters, self._key(key))
+        traced, sources = self.recordings.sources(values, self.parameters, self._key(key))
         return _computing(traced), sources
 
     def program(self, batch: int | None = None) -> Program:
         """The program for one size of the batch; the example's by default. `bound` gives its inputs as well."""
         leaves = [self._sized(leaf, b, batch) for leaf, b in zip(self._leaves, self.batched, strict=True)]
-        return _computing(self._traced(leaves))
+        return _computing(self.recordings.traced(leaves))
 
     def specs_of_results(self, batch: int) -> list[ArraySpec | None]:
         """Shapes and dtypes of the leaves of the result, for a size of the batch; None for what is no array."""
         leaves = [self._sized(leaf, b, batch) for leaf, b in zip(self._leaves, self.batched, strict=True)]
-        specs = self._traced(leaves).specs[: len(self._graph.outputs)]
+        specs = self.recordings.traced(leaves).specs[: len(self.recordings.graph_for(leaves).outputs)]
         return [spec if isinstance(spec, ArraySpec) else None for spec in specs]
 
     def _sized(self, leaf: Any, batched: bool, batch: int | None) -> Any:
@@ -254,6 +255,26 @@ class CapturedProgram:
             arrays[name] = array
         return arrays
 
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of arguments that are built like the example's."""
+        from goblin_dask.graphs.capture.torch_internals import flatten, unflatten
+
+        leaves, structure = flatten((args, kwargs))
+        if structure == self._structure:
+            return leaves
+        positional, named = unflatten(self._leaves, self._structure)
+        if len(args) != len(positional):
+            raise InputError(f"{_count(len(args), 'argument')} given, {len(positional)} captured")
+        if kwargs.keys() != named.keys():
+            captured = ", ".join(named) or "none"
+            raise InputError(f"arguments by name are {', '.join(kwargs) or 'none'}; captured were {captured}")
+        for name, value in (*enumerate(args), *kwargs.items()):
+            example = positional[name] if isinstance(name, int) else named[name]
+            if flatten(value)[1] != flatten(example)[1]:
+                what = "a tensor" if isinstance(example, ArraySpec) else f"another {type(example).__name__}"
+                raise InputError(f"argument {name} is a {type(value).__name__}; {what} was captured")
+        raise InputError("the arguments by name are not in the order of the example's")
+
     def _check_leaves(self, values: Sequence[Any]) -> None:
         batch: Any = None
         for number, (leaf, value, batched) in enumerate(zip(self._leaves, values, self.batched, strict=True)):
@@ -280,69 +301,6 @@ class CapturedProgram:
                     raise InputError(f"argument {number} has a batch of {size}, the arguments before it one of {batch}")
                 batch = size
 
-    # --- recording ----------------------------------------------------------------------------------------------------
-    def _traced(self, leaves: Sequence[Any]) -> Traced:
-        specs = tuple(leaf if isinstance(leaf, ArraySpec) else None for leaf in leaves)
-        found = self._programs.pop(specs, None)
-        if found is None:
-            arrays = [spec_of(array) for array in self.parameters.values()]
-            key = [ArraySpec((2,), "uint64")] if self.draws else []
-
-            def evaluate(route: Any, given: list[Any], known: list[Any]) -> Any:
-                count = len(leaves)
-                named = dict(zip(self.parameters, given[count : count + len(arrays)], strict=True))
-                return self.evaluate(given[:count], named, given[-1] if key else None)
-
-            operands = [leaf if isinstance(leaf, ArraySpec) else None for leaf in leaves]
-            try:
-                found = record(evaluate, [*operands, *arrays, *key], ())
-            except NotTraceable as error:
-                raise InputError(str(error)) from error
-        self._programs[specs] = found
-        if len(self._programs) > KEPT:
-            self._programs.popitem(last=False)
-        return found
-
-    def evaluate(self, leaves: Sequence[Any], arrays: Mapping[str, Any], key: Any) -> list[Any]:
-        """Record the graph on tracers; the leaves of the result, then the new state."""
-        values: dict[str, Any] = {}
-        for slot in self._graph.slots:
-            match slot.kind:
-                case "leaf":
-                    values[slot.name] = leaves[slot.index]
-                case "array":
-                    values[slot.name] = arrays[slot.target]
-                case _:
-                    values[slot.name] = slot.value
-        token = drawing.set(Streams(key))
-        try:
-            for call in self._graph.calls:
-                values[call.name] = _apply(call, values)
-        finally:
-            drawing.reset(token)
-        state = [ref for _, ref in self._graph.state]
-        return [values[each.name] if isinstance(each, Ref) else each for each in (*self._graph.outputs, *state)]
-
-    def compute(
-        self, values: Sequence[Any], arrays: Mapping[str, Any], key: Any, backend: Backend | None = None
-    ) -> list[Any]:
-        """The leaves of the result, then the new state, of leaves of the arguments; NumPy's arrays all."""
-        traced, sources = self._sources(values, arrays, key)
-        found = execute(traced.program, sources, backend=backend) if traced.program is not None else sources
-        return [found[each.index] if isinstance(each, Leaf) else each for each in traced.tree]
-
-    def _sources(
-        self, values: Sequence[Any], arrays: Mapping[str, Any], key: Any
-    ) -> tuple[Traced, list[np.ndarray[Any, Any]]]:
-        """The recording for some arguments, and its inputs."""
-        specs = [spec_of(v) if isinstance(leaf, ArraySpec) else v for leaf, v in zip(self._leaves, values, strict=True)]
-        traced = self._traced(specs)
-        operands = [v for leaf, v in zip(self._leaves, values, strict=True) if isinstance(leaf, ArraySpec)]
-        operands += list(arrays.values())
-        if key is not None:
-            operands.append(key)
-        return traced, [operands[where] if kind == "operand" else where for kind, where in traced.slots]
-
     # --- Dask ---------------------------------------------------------------------------------------------------------
     def _over_dask(self, values: Sequence[Any], arrays: Mapping[str, Any], key: int | None) -> list[Any]:
         """Block by block along the batch."""
@@ -353,26 +311,6 @@ class CapturedProgram:
             raise InputError(f"this program {what}, which blocks of a Dask array cannot share: call it batch by batch")
         return over_blocks(self, values, arrays)
 
-    # --- the check of a capture ---------------------------------------------------------------------------------------
-    def _check(self, function: Callable[..., Any], leaves: Sequence[Any]) -> None:
-        """Compare with the module on the example; where random numbers are drawn, shapes alone can be."""
-        from goblin_dask.graphs.capture import torch_internals
-
-        values = [torch_internals.to_numpy(x) if torch_internals.is_tensor(x) else x for x in leaves]
-        found = self.compute(values, self.parameters, self._key(0))
-        wanted = torch_internals.eager(function, self._structure, leaves)
-        for number, (a, b) in enumerate(zip(found, wanted, strict=False)):
-            if not torch_internals.is_tensor(b):
-                continue
-            b = torch_internals.to_numpy(b)
-            if not isinstance(a, np.ndarray) or (a.shape, a.dtype) != (b.shape, b.dtype):
-                raise InputError(f"the captured program's result {number} is not of the module's shape and dtype")
-            if not self.draws and not (self._orders and b.dtype.kind in "iu") and not _alike(a, b):
-                raise InputError(
-                    f"the captured program's result {number} is not what the module gives on the example: it does "
-                    "something that cannot be recorded, such as to depend on numbers outside of its arguments"
-                )
-
 
 def _computing(traced: Traced) -> Program:
     if traced.program is None:
@@ -380,56 +318,8 @@ def _computing(traced: Traced) -> Program:
     return traced.program
 
 
-def _alike(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
-    if a.dtype.kind in "biu":
-        return bool(np.mean(a != b) <= 0.01) if a.size else True  # positions of equal maxima, rounded numbers
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    a, b, tolerance = a.astype(wide), b.astype(wide), ALIKE.get(a.dtype.name, 1e-9)
-    with np.errstate(all="ignore"):
-        finite = np.isfinite(b)
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        difference, size = np.where(finite, np.abs(a - b), 0), np.where(finite, np.abs(b), 0)
-    apart = float(np.sqrt(np.mean(np.square(difference)))) if a.size else 0.0
-    scale = float(np.sqrt(np.mean(np.square(size)))) if a.size else 0.0
-    return bool(np.mean(same | finite) >= 0.99 if a.size else True) and apart <= tolerance * max(scale, 1e-30)
-
-
-def _require_known(calls: Sequence[Call]) -> None:
-    for call in calls:
-        if call.target.startswith("operator."):
-            name = call.target.removeprefix("operator.")
-            known = name == "getitem" or name in NUMBERS
-        else:
-            known = call.target in LOWERINGS
-        if not known:
-            where = f", which {call.where} comes to" if call.where else ""
-            raise InputError(f"the catalogue has no operator for {call.target}{where}")
-
-
-def _apply(call: Call, values: Mapping[str, Any]) -> Any:
-    def filled(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return values[value.name]
-        if isinstance(value, (tuple, list)):
-            return [filled(each) for each in value]
-        return value
-
-    args, kwargs = [filled(each) for each in call.args], {name: filled(each) for name, each in call.kwargs.items()}
-    if call.target == "operator.getitem":
-        return operator.getitem(*args)
-    if call.target.startswith("operator."):
-        return NUMBERS[call.target.removeprefix("operator.")](*args, **kwargs)
-    try:
-        found = LOWERINGS[call.target](call, *args, **kwargs)
-    except NotTraceable as error:
-        where = f", at {call.where}" if call.where else ""
-        raise NotTraceable(f"{call.target}: {error}{where}") from error
-    dtypes = iter(call.dtypes)
-    typed = [
-        astype(each, next(dtypes, each.dtype)) if isinstance(each, Tracer) else each
-        for each in (found if isinstance(found, tuple) else (found,))
-    ]
-    return tuple(typed) if isinstance(found, tuple) else typed[0]
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_dask(value: Any) -> bool:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import re
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,43 +24,13 @@ from torch.utils import _pytree as pytree
 
 from goblin_dask.errors import InputError
 from goblin_dask.graphs.capture.aten.base import Call, Ref
+from goblin_dask.graphs.capture.graph import Graph, Slot
+from goblin_dask.graphs.capture.sizes import Sizes
 
 IGNORED = re.compile(r"aten\._assert_|aten\.sym_constrain|aten\._linalg_check_errors")
 """Nodes that only check: what a program was captured for; LAPACK's complaints, which are the catalogue's too."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n?\s*([^\n]*)')
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What a graph reads."""
-
-    name: str
-    """Of its value."""
-    kind: str
-    """``leaf``, ``array`` (a parameter, buffer or constant) or ``number``."""
-    index: int = 0
-    """Which leaf of the arguments."""
-    target: str = ""
-    """Which parameter, buffer or constant."""
-    value: Any = None
-    """Of a number."""
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A captured program."""
-
-    slots: tuple[Slot, ...]
-    calls: tuple[Call, ...]
-    outputs: tuple[Any, ...]
-    """A `Ref`, or a constant, for each leaf of the result."""
-    state: tuple[tuple[str, Ref], ...]
-    """Buffers that the program changes, and what they become."""
-    structure: Any
-    """PyTorch's `TreeSpec` of the result."""
-    arrays: dict[str, np.ndarray[Any, Any]]
-    """Parameters, buffers and constants; what shares memory is there once."""
 
 
 class _Flat(torch.nn.Module):
@@ -103,6 +75,14 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> Any:
     return pytree.tree_unflatten(list(leaves), structure)
 
 
+def examples(leaves: Sequence[Any], batched: Sequence[bool], axis: int) -> list[Any]:
+    """Leaves to export with: a batch of one, which would be taken for a constant, twice."""
+    return [
+        torch.cat([leaf, leaf], axis) if has and leaf.shape[axis] == 1 else leaf
+        for leaf, has in zip(leaves, batched, strict=True)
+    ]
+
+
 def export(
     function: Callable[..., Any], structure: Any, leaves: Sequence[Any], batched: Sequence[bool], axis: int
 ) -> Graph:
@@ -114,7 +94,7 @@ def export(
     structure, leaves
         Of its arguments, ``(args, kwargs)``.
     batched : sequence of bool
-        Which leaves have the batch along `axis`: its size is a symbol in the graph.
+        Which leaves have the batch along `axis`: its size, which must be two or more, is a symbol in the graph.
 
     Raises
     ------
@@ -124,22 +104,23 @@ def export(
     tensors = [number for number, leaf in enumerate(leaves) if is_tensor(leaf)]
     results: list[Any] = []
     flat = _Flat(function, structure, leaves, tensors, results.append)
-    examples = [_example(leaves[number], batched[number], axis) for number in tensors]
+    examples = [leaves[number].detach() for number in tensors]
     dynamic: Any = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic} if batched[number] else None for number in tensors)
     training = [(module, module.training) for module in _modules(function)]
     try:
-        with _decomposed():
+        with _quiet(), _decomposed(), _told_apart(function):
             exported = torch.export.export(
                 flat, tuple(examples), dynamic_shapes=(shapes,) if tensors else None, strict=False
             )
             exported = exported.run_decompositions()
     except Exception as error:
-        raise InputError(_reason(error, any(batched))) from error
+        raise InputError(_reason(error, any(batched))) from None  # what PyTorch says in hundreds of lines
     finally:
         for module, mode in training:
             module.training = mode
-    return _graph(exported, results[-1], tensors)
+    opened = [batched[number] for number in tensors]
+    return _graph(exported, results[-1], tensors, _sizes(exported, examples, opened, axis))
 
 
 def _modules(function: Any) -> Iterator[torch.nn.Module]:
@@ -147,63 +128,113 @@ def _modules(function: Any) -> Iterator[torch.nn.Module]:
 
 
 @contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What could not be recorded is said once, by us."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.ExitStack() as stack,
+    ):
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.CRITICAL)
+        stack.callback(logger.setLevel, level)
+        yield
+
+
+@contextlib.contextmanager
 def _decomposed() -> Iterator[None]:
     """Attention and recurrent layers in operators that every machine has."""
-    attention = torch.nn.attention
+    attention, fast = torch.nn.attention, torch.backends.mha.get_fastpath_enabled()
     with (
         attention.sdpa_kernel(attention.SDPBackend.MATH),
         torch.backends.mkldnn.flags(enabled=False),
         torch.no_grad(),
-        warnings.catch_warnings(),
         contextlib.ExitStack() as stack,
     ):
-        warnings.simplefilter("ignore")
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # what could not be recorded is said once, by us
-        logger = logging.getLogger("torch")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
-        stack.callback(logger.setLevel, level)
-        fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         yield
 
 
-def _example(tensor: torch.Tensor, batched: bool, axis: int) -> torch.Tensor:
-    """An example; a batch of one would be taken for a constant."""
-    tensor = tensor.detach()
-    return torch.cat([tensor, tensor], axis) if batched and tensor.shape[axis] == 1 else tensor
+@contextlib.contextmanager
+def _told_apart(function: Callable[..., Any]) -> Iterator[None]:
+    """Nodes remember lines of a function, as they do of a module's ``forward``: PyTorch keeps no others."""
+    anchors = torch.fx.proxy._STACK_TRACE_ANCHORS
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    own = set() if code is None else {(code.co_filename, code.co_name)} - anchors
+    anchors |= own
+    try:
+        yield
+    finally:
+        anchors -= own
+
+
+_SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+"""How PyTorch's guards name the length of an axis of a tensor of `_Flat`."""
+
+
+def _sizes(exported: Any, examples: Sequence[torch.Tensor], batched: Sequence[bool], axis: int) -> Sizes | None:
+    """For which sizes of the batch a recorded program holds: PyTorch's guards, and ranges of its symbols."""
+    if not any(batched):
+        return None
+
+    def length(found: re.Match[str]) -> str:
+        number, place = int(found[1]), int(found[2])
+        return "n" if batched[number] and place == axis else str(examples[number].shape[place])
+
+    conditions = [_SIZE.sub(length, code) for code in exported._guards_code]
+    recorded = next(example.shape[axis] for example, has in zip(examples, batched, strict=True) if has)
+    names = set(exported.graph_signature.user_inputs)
+    inputs = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in names]
+    for value, has in zip(inputs, batched, strict=True):
+        if not has:
+            continue
+        symbol = value.shape[axis].node.expr
+        bounds = exported.range_constraints.get(symbol)
+        if bounds is None:  # the length is not the symbol itself: nothing is known of others
+            conditions.append(f"n == {recorded}")
+            continue
+        if bounds.lower > 2:
+            conditions.append(f"n >= {bounds.lower}")
+        if bounds.upper.is_Integer:
+            conditions.append(f"n <= {bounds.upper}")
+    return Sizes(int(recorded), tuple(dict.fromkeys(conditions)))
 
 
 def _reason(error: Exception, batched: bool) -> str:
     """One sentence of what torch.export says in many."""
     text = str(error)
     if batched and re.search(r"[Cc]onstraint|specialized|marked .* as dynamic", text):
-        found = re.search(r"- ([^\n]+)", text)
+        found = re.search(r"specialized it to be a constant \((\d+)\)", text) or re.search(r"- ([^\n]+)", text)
         detail = f" ({found[1].strip()[:200]})" if found else ""
         return (
             f"the program holds for one size of the batch only{detail}: "
             "take the size from the tensor instead of a constant, or capture with dynamic_batch=False"
         )
-    where = _where(text)
+    where = _where(text) or _where("".join(traceback.format_tb(error.__traceback__)))
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     depends = "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__
     what = "its course depends on data" if depends else first[:300]
     return f"PyTorch cannot record the program: {what}{f', at {where}' if where else ''}"
 
 
+_OURS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+"""Folders of code that is nobody's but PyTorch's or ours."""
+
+
 def _where(trace: str) -> str:
-    """The last line of a traceback that is not PyTorch's own."""
-    frames = [each for each in _FRAME.findall(trace or "") if "/torch/" not in each[0] and "goblin_dask" not in each[0]]
-    if not frames:
-        frames = _FRAME.findall(trace or "")
+    """The last line of a traceback that is the user's own."""
+    frames = [each for each in _FRAME.findall(trace or "") if not each[0].startswith(_OURS)]
     if not frames:
         return ""
     file, line, name, code = frames[-1]
     return f"{file}:{line} in {name}" + (f" ({code.strip()})" if code.strip() else "")
 
 
-def _graph(exported: Any, structure: Any, tensors: Sequence[int]) -> Graph:
+def _graph(exported: Any, structure: Any, tensors: Sequence[int], sizes: Sizes | None) -> Graph:
     signature, kinds = exported.graph_signature, torch.export.graph_signature
     arrays = _Arrays(exported)
     slots, leaf = [], iter(tensors)
@@ -239,7 +270,7 @@ def _graph(exported: Any, structure: Any, tensors: Sequence[int]) -> Graph:
                 f"the program writes into {spec.target!r}, which is no buffer and no argument: return it instead"
             )
     calls = tuple(_calls(exported.graph_module, arrays, slots))
-    return Graph(tuple(slots), calls, tuple(outputs), tuple(state), structure, arrays.values)
+    return Graph(tuple(slots), calls, tuple(outputs), tuple(state), structure, arrays.values, sizes)
 
 
 class _Arrays:
@@ -257,7 +288,7 @@ class _Arrays:
         if tensor.numel() and where in self._names:
             return self._names[where]
         self._names[where] = name
-        self.values[name] = to_numpy(tensor)
+        self.values[name] = np.array(to_numpy(tensor))  # a copy: the module goes on to be trained
         return name
 
     def constant(self, name: str, tensor: torch.Tensor) -> str:
@@ -282,12 +313,11 @@ def _calls(module: Any, arrays: _Arrays, slots: list[Slot]) -> Iterator[Call]:
         if IGNORED.match(target) or left_out.intersection(node.all_input_nodes):
             left_out.add(node)
             continue
-        args, kwargs = pytree.tree_map(_plain, (node.args, dict(node.kwargs)), is_leaf=_is_plain)
         yield Call(
             node.name,
             target,
-            args,
-            {name: value for name, value in kwargs.items() if name not in _PLACES},
+            _plain(node.args),
+            {name: _plain(value) for name, value in node.kwargs.items() if name not in _PLACES},
             _dtypes(node.meta.get("val")),
             _promoted(node),
             _where(node.stack_trace or ""),
@@ -305,11 +335,10 @@ def _target(target: Any) -> str:
     return f"operator.{getattr(target, '__name__', target)}"
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (torch.fx.Node, torch.dtype, torch.device, torch.layout, torch.memory_format))
-
-
 def _plain(value: Any) -> Any:
+    """An argument of a node as plain data; PyTorch's lists are of a class of its own."""
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(_plain(each) for each in value)
     if isinstance(value, torch.fx.Node):
         return Ref(value.name)
     if isinstance(value, torch.dtype):
@@ -364,15 +393,41 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-# --- the check of a capture -----------------------------------------------------------------------------------------
-def eager(function: Callable[..., Any], structure: Any, leaves: Sequence[Any]) -> list[Any]:
-    """What the program itself gives, on copies of what it could change; random numbers are drawn for nobody else."""
+# --- the program itself ---------------------------------------------------------------------------------------------
+def modes(function: Callable[..., Any]) -> tuple[bool, ...]:
+    """Whether each of a module's modules is in training mode; empty for a function."""
+    return tuple(module.training for module in _modules(function))
+
+
+def names_of_state(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of a module's parameters and buffers; those that are tied have several."""
+    if not isinstance(function, torch.nn.Module):
+        return frozenset()
+    state = (*function.named_parameters(remove_duplicate=False), *function.named_buffers(remove_duplicate=False))
+    return frozenset(name for name, _ in state)
+
+
+def eager(
+    function: Callable[..., Any], structure: Any, leaves: Sequence[Any], arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> list[Any]:
+    """What the program itself gives, on copies of what it could change; random numbers are drawn for nobody else.
+
+    Parameters
+    ----------
+    function, structure, leaves
+        As for `export`.
+    arrays : mapping of str to numpy.ndarray
+        Parameters and buffers in the places of the module's own.
+    """
     args, kwargs = pytree.tree_unflatten([leaf.clone() if is_tensor(leaf) else leaf for leaf in leaves], structure)
     with torch.no_grad(), torch.random.fork_rng(devices=()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if isinstance(function, torch.nn.Module):
-            buffers = {name: buffer.clone() for name, buffer in function.named_buffers()}
-            result = torch.func.functional_call(function, buffers, args, kwargs)
+            state: dict[str, Any] = {name: buffer.clone() for name, buffer in function.named_buffers()}
+            for name, tensor in (*function.named_parameters(), *function.named_buffers()):
+                if name in arrays:
+                    state[name] = to_tensor(arrays[name]).to(tensor.device)
+            result = torch.func.functional_call(function, state, args, kwargs)
         else:
             result = function(*args, **kwargs)
     return pytree.tree_flatten(result)[0]
