@@ -407,7 +407,7 @@ def _batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     statistics = (save_mean, save_invstd) if train else (running_mean, running_var)
-    if None in statistics:
+    if any(each is None for each in statistics):
         raise NotTraceable("the gradient of a batch norm needs its statistics")
     mask = tuple(int(each) for each in output_mask)
     given = ops(
