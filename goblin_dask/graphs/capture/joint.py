@@ -13,6 +13,7 @@ from goblin_dask.errors import InputError
 from goblin_dask.graphs.backends.base import Backend
 from goblin_dask.graphs.capture.captured import CapturedProgram
 from goblin_dask.graphs.capture.folds import taken_out
+from goblin_dask.graphs.capture.recordings import Recordings
 from goblin_dask.graphs.program import Program
 
 Array = np.ndarray[Any, Any]
@@ -96,8 +97,7 @@ class CapturedGradients:
     Attributes
     ----------
     parameters : dict of str to numpy.ndarray
-        All arrays that the program reads but the micro-batch: parameters, buffers and constants. They share memory with
-        the module's.
+        All arrays that the program reads but the micro-batch: copies of parameters, buffers and constants.
     trained : dict of str to str
         By name of each parameter of the module that requires a gradient, the name that it has here: what shares memory
         has one.
@@ -113,15 +113,18 @@ class CapturedGradients:
     """
 
     def __init__(self, joint: Any, structure: Any, leaves: Any):
+        from goblin_dask.graphs.capture.torch_internals import is_tensor, to_numpy
+
         graph = joint.graph
         slots = {slot.name: slot.target for slot in graph.slots if slot.kind == "array"}
         state = dict(graph.state)
         calls, self.folds = taken_out(graph.calls, slots, state, graph.arrays)
         read = {slot.target for slot in graph.slots if slot.kind == "array"}
         arrays = {name: array for name, array in graph.arrays.items() if name in read}
-        self._captured = CapturedProgram(
-            dataclasses.replace(graph, calls=tuple(calls), arrays=arrays), structure, leaves, [False] * len(leaves), 0
-        )
+        graph = dataclasses.replace(graph, calls=tuple(calls), arrays=arrays)
+        example = [to_numpy(leaf) if is_tensor(leaf) else leaf for leaf in leaves]
+        self._recordings = Recordings(graph, None, example, [False] * len(leaves), 0)
+        self._captured = CapturedProgram(self._recordings, structure, leaves)
         self.parameters: dict[str, Array] = arrays
         self.trained: dict[str, str] = joint.trained
         self.gradients: tuple[str, ...] = joint.gradients
@@ -134,6 +137,13 @@ class CapturedGradients:
     def program(self) -> Program:
         """The program: its results are the sum, the count, the gradients and the state."""
         return self._captured.program()
+
+    def sources(self, leaves: Any, parameters: Mapping[str, Any], key: Any) -> list[Any]:
+        """Inputs of the program, in its order, from what `leaves` gives, all of `parameters` and the key, if any.
+
+        Nothing is looked at but shapes and dtypes.
+        """
+        return self._recordings.sources(leaves, parameters, key)[1]
 
     def __call__(
         self,
@@ -159,7 +169,7 @@ class CapturedGradients:
         """
         captured = self._captured
         values = self.leaves(inputs, target)
-        found = captured.compute(values, captured._arrays(parameters), captured._key(key), backend)
+        found = self._recordings.compute(values, captured._arrays(parameters), captured._key(key), backend)
         return self.named([np.asarray(each) for each in found])
 
     def leaves(self, inputs: Any, target: Any) -> list[Any]:
@@ -179,14 +189,6 @@ class CapturedGradients:
         values = [torch_internals.to_numpy(x) if torch_internals.is_tensor(x) else x for x in leaves]
         self._captured._check_leaves(values)
         return values
-
-    def evaluate(self, leaves: Any, parameters: Mapping[str, Any], key: Any) -> list[Any]:
-        """Record it on tracers, or compute it on arrays: `leaves` of a micro-batch, all of `parameters`, two uint64."""
-        from goblin_dask.graphs.tracer.array import Tracer
-
-        if any(isinstance(each, Tracer) for each in (*leaves, *parameters.values())):
-            return self._captured.evaluate(leaves, parameters, key)
-        return self._captured.compute(leaves, parameters, key)
 
     def named(self, results: list[Any]) -> Gradients:
         """Results of the program by their names."""

@@ -47,8 +47,8 @@ class Summed(nn.Module):
         One of `torch.nn.functional`, its module, or a `functools.partial` of it: ``cross_entropy`` and ``nll_loss``
         count the weights of the targets that are not ignored; ``mse_loss``, ``l1_loss``, ``smooth_l1_loss``,
         ``huber_loss``, ``binary_cross_entropy`` and ``binary_cross_entropy_with_logits`` count elements. Any other
-        function of the model's result and the target may return (sum, count), or a scalar, which is taken for a mean over the rows of
-        the batch, with the number of rows as its count.
+        function of the model's result and the target may return (sum, count), or a scalar, which is taken for a mean
+        over the rows of the batch, with the number of rows as its count.
 
     Raises
     ------
@@ -117,11 +117,12 @@ def _counted(output: torch.Tensor, target: torch.Tensor, options: Mapping[str, A
     """The sum of the weights of the targets that count; PyTorch's means divide by it."""
     if target.is_floating_point():  # probabilities of classes: weights are part of the sum alone
         return _number(output.numel() // output.shape[1 if output.ndim > 1 else 0], output)
-    counts = target != options.get("ignore_index", IGNORED)
+    counts: torch.Tensor = target != options.get("ignore_index", IGNORED)
     weight: torch.Tensor | None = options.get("weight")
     if weight is None:
         return counts.sum()
-    return torch.where(counts, weight[torch.where(counts, target, 0)], 0).sum()
+    weights: torch.Tensor = weight[torch.where(counts, target, 0)]
+    return (weights * counts).sum()
 
 
 def _of_any(found: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:

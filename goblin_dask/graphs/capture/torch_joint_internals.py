@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import types
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,9 @@ from goblin_dask.graphs.capture import torch_internals
 from goblin_dask.graphs.capture.aten import LOWERINGS
 from goblin_dask.graphs.capture.aten.base import Call, Ref
 from goblin_dask.graphs.capture.aten.creation import DRAWING
+from goblin_dask.graphs.capture.graph import Graph, Slot
 from goblin_dask.graphs.capture.losses import Summed
-from goblin_dask.graphs.capture.torch_internals import Graph, Slot, is_tensor
+from goblin_dask.graphs.capture.torch_internals import is_tensor
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def joint(module: torch.nn.Module, loss: Summed, structure: Any, leaves: Sequenc
     try:
         with (
             _as_it_was(module),
+            torch_internals._quiet(),
             torch_internals._decomposed(),
             torch.enable_grad(),
             torch._guards.tracing(torch._guards.TracingContext(fake)),
@@ -197,7 +198,7 @@ class _Reader:
         values += [self._summed(name, refs) for name, refs in gradients.items()]
         names = {name.removeprefix("wrapped."): self._arrays.name(name) for name in self._trained}
         graph = Graph(
-            tuple(self._slots), tuple(self._calls), tuple(values), tuple(state.items()), None, self._arrays.values
+            tuple(self._slots), tuple(self._calls), tuple(values), tuple(state.items()), None, self._arrays.values, None
         )
         return Joint(graph, tuple(gradients), names)
 
@@ -309,12 +310,11 @@ def eager(
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     with (
+        torch_internals._quiet(),
         torch_internals._decomposed(),
         torch.enable_grad(),
         torch.random.fork_rng(devices=()),
-        warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")
         yield
 
 
