@@ -137,6 +137,56 @@ def gateway_token(role: str, owner: str, database: str | None) -> None:
     _run(make)
 
 
+@gateway.command("hosts")
+@_database_option
+def gateway_hosts(database: str | None) -> None:
+    """List the computers that were lent: what became of their results, and which are in quarantine."""
+    import time
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from goblin_dask.gateway.database import Database
+    from goblin_dask.gateway.hosts import list_hosts
+
+    async def show() -> None:
+        base = Database(_database(database))
+        await base.start()
+        try:
+            hosts = await list_hosts(base)
+        finally:
+            await base.stop()
+        table = Table("host", "owner", "device", "last seen", "accepted", "wrong", "unproven", "failed", "quarantine")
+        for host in hosts:
+            seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(host.last_seen)) if host.last_seen else ""
+            why = f"{host.quarantined} (pardoned)" if host.pardoned else host.quarantined
+            counts = (host.accepted, host.wrong, host.unproven, host.failed)
+            table.add_row(host.key[:16], host.owner, host.device, seen, *map(str, counts), why)
+        Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+    _run(show)
+
+
+@gateway.command("pardon")
+@click.argument("host")
+@_database_option
+def gateway_pardon(host: str, database: str | None) -> None:
+    """Let HOST (of `goblin gateway hosts`) out of quarantine. It begins anew, as one that nobody knows."""
+    from goblin_dask.gateway.database import Database
+    from goblin_dask.gateway.hosts import pardon
+
+    async def let_out() -> None:
+        base = Database(_database(database))
+        await base.start()
+        try:
+            found = await pardon(base, host)
+        finally:
+            await base.stop()
+        click.echo(f"host {found.key[:16]} of {found.owner} may join again: its owner starts `goblin volunteer` anew")
+
+    _run(let_out)
+
+
 # --- laboratory ---------------------------------------------------------------------------------------------------
 @goblin.command()
 @click.argument("gateway_address", metavar="[GATEWAY]", required=False)

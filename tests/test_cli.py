@@ -1,5 +1,7 @@
 """The command line."""
 
+import asyncio
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from goblin_dask.cli import goblin
+from goblin_dask.gateway.database import Database, Seen
 from goblin_dask.graphs.operators import CATALOGUE, CATALOGUE_VERSION
 from goblin_dask.testing.inprocess import InProcessGrid
 from goblin_dask.testing.strategies import STRATEGIES
+from goblin_dask.verify.reputation import Host
 
 
 def run(*arguments):
@@ -92,6 +96,29 @@ def test_says_what_is_wrong(tmp_path, arguments, sentence):
     assert result.exit_code == 1
     assert sentence in result.output
     assert "Traceback" not in result.output
+
+
+def test_hosts_and_pardons(tmp_path):
+    database = f"sqlite:///{tmp_path / 'g.sqlite'}"
+    key = "ab" * 32
+
+    async def remember():
+        base = Database(database)
+        await base.start()
+        base.record(Seen(key, "Ada", "f" * 32, "cpu x86_64", ""))
+        host = Host(key, "Ada", "1" * 16, accepted=7, wrong=3, quarantined="3 results that were proven wrong")
+        base.remember(dataclasses.asdict(host))
+        await base.stop()
+
+    asyncio.run(remember())
+    (row,) = [line for line in run("gateway", "hosts", "--database", database).output.splitlines() if key[:16] in line]
+    assert all(cell in row for cell in ("Ada", "cpu x86_64", " 7 ", " 3 ", "3 results that were proven wrong"))
+    assert (
+        "host abababababababab of Ada may join again" in run("gateway", "pardon", "abab", "--database", database).output
+    )
+    assert "wrong (pardoned)" in run("gateway", "hosts", "--database", database).output
+    refused = run("gateway", "pardon", "cdcd", "--database", database)
+    assert (refused.exit_code, "no host has a key that begins with 'cdcd'" in refused.output) == (1, True)
 
 
 TLS = Path(__file__).parent / "tls"

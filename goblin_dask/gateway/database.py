@@ -94,6 +94,14 @@ class Reputation(Base):
     """Why; empty when it is not in quarantine."""
 
 
+class Pardon(Base):
+    """A host in quarantine that may come back: written by the operator, taken up by the gateway."""
+
+    __tablename__ = "pardons"
+    key: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    time: Mapped[float]
+
+
 class Event(Base):
     """One verdict or failure, kept for the latest `Database.keep` of them."""
 

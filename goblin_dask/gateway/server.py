@@ -27,6 +27,7 @@ from goblin_dask.gateway.accounts import admit
 from goblin_dask.gateway.dask_internals import Grid
 from goblin_dask.gateway.database import Database, Fact, Seen
 from goblin_dask.gateway.dispatcher import Dispatcher
+from goblin_dask.gateway.hosts import barred, in_quarantine
 from goblin_dask.gateway.labs import Lab, Uploads, check_ready, check_refs, permit
 from goblin_dask.gateway.leases import Ticket
 from goblin_dask.gateway.metrics import CONTENT_TYPE, Health, Metrics
@@ -187,9 +188,11 @@ class Gateway:
         machine = m.Machine("")
         if role in ("volunteer", "validator"):
             machine = check_machine(hello.machine, role)
-            record = self.dispatcher.reputation.hosts.get(host_key(account.owner, machine))
-            if role == "volunteer" and record is not None and record.quarantined:
-                raise Refused(f"this host is in quarantine: {record.quarantined}; write to the gateway's operator")
+            if role == "volunteer":
+                reason, freed = await barred(self.database, self.dispatcher.reputation, account.owner, machine)
+                self._touched.update(host.key for host in freed)
+                if reason:
+                    raise Refused(reason)
         if not account.token and self._networks[network] >= config.sessions_per_network:
             raise ConnectionLost(f"{config.sessions_per_network} volunteers of your network are here: try again later")
         pace = Pace(*(config.lab_pace if role == "lab" else config.worker_pace))
@@ -404,6 +407,9 @@ class Gateway:
                 logger.warning("host %s goes into quarantine: %s", key[:16], reason)
                 self._touched.add(key)
                 self._remember()
+                for peer in list(self._peers.values()):
+                    if peer.session is not None and host_key(peer.owner, peer.machine) == key:
+                        peer.session.close(in_quarantine(key, reason))
 
     def _dispatch(self, order: e.Dispatch) -> None:
         lab, peer = self._labs.get(order.lab), self._peers.get(order.worker)

@@ -38,6 +38,9 @@ AUDITED_NEW, AUDITED, AUDITED_HALF = 0.1, 0.01, 10
 """Share of a new host's, and of a trusted one's, agreeing replicas that a validator recomputes; and accepted results
 after which the share is half of the first."""
 
+OWNERS_FAULT = "hosts of this owner returned results that were proven wrong"
+"""Ends the reason of a host that is in quarantine for its owner's others."""
+
 START = 2.0
 """Simultaneous leases of a host that has shown nothing yet."""
 
@@ -199,11 +202,32 @@ class Reputation:
         judged = sum(1 for record in records if record.accepted or record.wrong)
         if owner in self.owners or liars < OWNER_LIARS or liars < OWNER_SHARE * judged:
             return []
-        self.owners[owner] = f"{liars} hosts of this owner returned results that were proven wrong"
+        self.owners[owner] = f"{liars} {OWNERS_FAULT}"
         others = [record for record in records if not record.quarantined]
         for record in others:
             record.quarantined = self.owners[owner]
         return others
+
+    def pardon(self, host: Host) -> list[Host]:
+        """The operator lets a host out of quarantine; it begins anew, as one of which nothing is known.
+
+        Returns
+        -------
+        list of Host
+            Those that are out: it, and all that were in for its owner's sake alone, if too few of the owner's others
+            are in for lies of their own.
+        """
+        host.quarantined = ""
+        host.accepted = host.wrong = host.streak = host.doubts = 0
+        host.flops, host.quota, host.paused_until = 0.0, START, -math.inf
+        freed = [host]
+        records = [self.hosts[key] for key in self._of_owner[host.owner]]
+        liars = sum(bool(record.quarantined) and not record.quarantined.endswith(OWNERS_FAULT) for record in records)
+        if liars < OWNER_LIARS and self.owners.pop(host.owner, ""):
+            freed += [record for record in records if record.quarantined.endswith(OWNERS_FAULT)]
+            for record in freed:
+                record.quarantined = ""
+        return freed
 
     def forgive(self, host: Host) -> None:
         """A failure turned out to be the task's: it failed on several independent hosts."""

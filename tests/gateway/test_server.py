@@ -15,6 +15,7 @@ import pytest
 from goblin_dask import messages as m
 from goblin_dask.digest import digest
 from goblin_dask.errors import InputError, Refused
+from goblin_dask.gateway.hosts import list_hosts, pardon
 from goblin_dask.gateway.labs import LabLimits
 from goblin_dask.gateway.server import Gateway
 from goblin_dask.gateway.settings import GatewayConfig
@@ -338,6 +339,34 @@ async def test_kill_and_restart(tmp_path):
         assert answer.verdict.attempts == 1  # the attempt that was under way counts, nothing was computed twice
         await other.until(lambda: other.reason)
         assert "quarantine" in other.reason
+
+
+async def test_quarantine_and_pardon(tmp_path):
+    """A host that goes into quarantine is told why and sent away; it stays out until the operator pardons it."""
+    async with Bench(database=f"sqlite:///{tmp_path}/gateway.db") as bench:
+        lab, validator = await bench.add(FakeLab), await bench.add(FakeValidator)
+        validator.verdict, validator.method = "wrong", "structural"
+        liar = await bench.add(FakeVolunteer)
+        lab.submit(submission(1))
+        await liar.until(lambda: liar.reason)
+        assert "is in quarantine: a result that no honest machine returns" in liar.reason
+        host = liar.machine.host
+        database = bench.gateway.database
+        await database.flush()
+        [info] = await list_hosts(database)
+        assert (info.wrong, info.pardoned) == (1, False)
+        with pytest.raises(Refused, match=f"this host \\({info.key[:16]}\\) is in quarantine"):
+            await bench.add(FakeVolunteer, host=host)
+        with pytest.raises(InputError, match="no host has a key that begins with 'x'"):
+            await pardon(database, "x")
+        assert (await pardon(database, info.key[:8])).key == info.key
+        await bench.add(FakeVolunteer, host=host)
+        bench.gateway._remember()
+        await database.flush()
+        [info] = await list_hosts(database)
+        assert (info.quarantined, info.wrong, info.pardoned) == ("", 0, False)
+        with pytest.raises(InputError, match="is not in quarantine"):
+            await pardon(database, info.key)
 
 
 async def _who_has(*workers):

@@ -35,6 +35,7 @@ FAINT = list(itertools.product((("entry", 0.1), ("entry", 0.3)), ("products", "r
 
 AT = 1.001
 """Thresholds: an error that is meant to be just one is rounded like any number."""
+HONEST = 2
 JOBS = 20
 """At most, until a liar has lied often enough."""
 
@@ -51,7 +52,7 @@ class Grid:
     """Two honest volunteers, and one liar after the other."""
 
     def __init__(self, directory):
-        self.grid = Apart(volunteers=2, offload="always", directory=directory, progress=False)
+        self.grid = Apart(volunteers=HONEST, offload="always", directory=directory, progress=False)
         self.lab, self.directory = self.grid.lab, directory
         self.rng = np.random.default_rng(20260101)
         self._numbers = itertools.count()
@@ -169,6 +170,9 @@ class Liar:
     def verdicts(self):
         """What the gateway thinks of the volunteers: of this one, which joined last, and of the others."""
         volunteers = [each for each in self.grid.status()["workers"] if each["role"] == "volunteer"]
+        if len(volunteers) == HONEST:  # its session was closed: it is in quarantine
+            eventually(self.barred, "a quarantine stands in the database")
+            return {"state": "quarantined", **dict(self.record())}, volunteers
         return min(volunteers, key=itemgetter("seconds")), sorted(volunteers, key=itemgetter("seconds"))[1:]
 
 
@@ -218,7 +222,7 @@ def check_liar(grid, liar):
     used = [lie for lie in liar.lies if accepted.intersection(lie.outputs)]
     assert not [lie for lie in used if lie.size > AT], used
     found, honest = liar.verdicts()
-    assert len(honest) == 2
+    assert len(honest) == HONEST
     assert all(each["state"] != "quarantined" and not each["wrong"] for each in honest), honest
     assert (found["state"] == "quarantined") >= (found["wrong"] >= LIES), found
     if found["state"] == "quarantined":

@@ -10,8 +10,10 @@ from goblin_dask.verify.reputation import (
     AUDITED,
     AUDITED_NEW,
     LIES,
+    OWNER_LIARS,
     START,
     WORTH,
+    Host,
     Reputation,
     host_key,
     numeric_class,
@@ -178,6 +180,39 @@ def test_rows_round_trip(reputation):
     assert again.to_rows() == reputation.to_rows()
     assert again.quota(again.hosts[liar.key], 0.0) == 0
     assert again.host("o", machine()).identity == host.identity
+
+
+def lie(reputation, *hosts):
+    for host in hosts:
+        reputation.wrong(host, math.inf, structural=False, now=0.0)
+
+
+def test_a_pardoned_host_begins_anew(reputation):
+    host = reputation.host("o", machine())
+    reputation.accepted(host, 1e12)
+    lie(reputation, host)
+    assert host.quarantined
+    assert reputation.pardon(host) == [host]
+    fresh = reputation.host("p", machine())
+    kept = {"key", "owner", "identity"}
+    assert {name: getattr(host, name) for name in Host.__slots__ if name not in kept} == {
+        name: getattr(fresh, name) for name in Host.__slots__ if name not in kept
+    }
+    lie(reputation, host)
+    assert host.quarantined
+
+
+def test_a_pardon_frees_the_owner_of_too_few_liars(reputation):
+    liars, innocent = [reputation.host("o", machine(str(i))) for i in range(OWNER_LIARS + 1)], machine("innocent")
+    bystander = reputation.host("o", innocent)
+    lie(reputation, *liars[:-1])
+    assert bystander.quarantined == liars[-1].quarantined == reputation.owners["o"]
+    again = Reputation.from_rows(reputation.to_rows(), random.Random(0))  # after a restart
+    for one in (reputation, again):
+        hosts = [one.hosts[host.key] for host in (*liars, bystander)]
+        assert set(map(id, one.pardon(hosts[0]))) == {id(host) for host in (hosts[0], *hosts[-2:])}
+        assert [bool(host.quarantined) for host in hosts] == [False, True, True, False, False]
+        assert not one.host("o", machine("new")).quarantined
 
 
 def test_rows_of_counts_alone_are_enough():
