@@ -223,29 +223,37 @@ class BlobStore:
     def _make_room(self, nbytes: int, *, staged: bool = False) -> None:
         """Make sure that `nbytes` more fit, deleting what nobody retains, oldest first, if need be."""
         with self._lock:
-            if self.cap is not None:
-                now = self._clock()
-                idle = (
-                    name
-                    for name in list(self._sizes)
-                    if name not in self._references and self._fresh.get(name, now) <= now
+            idle = self._idle()
+            while (lack := self._lack(nbytes, staged=staged)) is not None:
+                victim = next(idle, None)
+                if victim is None:
+                    raise lack
+                self._remove(victim)
+
+    def _idle(self) -> Iterator[Digest]:
+        """Blobs that nobody retains, of earlier runs too, oldest first."""
+        now = self._clock()
+        for name in list(self._sizes):
+            if name not in self._references and self._fresh.get(name, now) <= now:
+                yield name
+
+    def _lack(self, nbytes: int, *, staged: bool) -> StoreFull | None:
+        """Why `nbytes` more do not fit; None when they do."""
+        if self.cap is not None:
+            used = self._used + sum(q.nbytes for q in self._quarantine.values() if q.path)
+            used += sum(upload.limit for upload in self._receiving if upload.open)
+            if used + nbytes > self.cap:
+                return StoreFull(
+                    f"the blob store may take {self.cap / 1e9:.2f} GB, {used / 1e9:.2f} GB are in use and "
+                    f"{nbytes / 1e9:.2f} GB more are needed: raise its cap or finish jobs first"
                 )
-                waiting = sum(q.nbytes for q in self._quarantine.values() if q.path)
-                waiting += sum(upload.limit for upload in self._receiving if upload.open)
-                while self._used + waiting + nbytes > self.cap:
-                    victim = next(idle, None)
-                    if victim is None:
-                        raise StoreFull(
-                            f"the blob store may take {self.cap / 1e9:.2f} GB, {(self._used + waiting) / 1e9:.2f} GB "
-                            f"are in use and {nbytes / 1e9:.2f} GB more are needed: raise its cap or finish jobs first"
-                        )
-                    self._remove(victim)
-            free = self._shelf.free()
-            if not staged and free is not None and free < nbytes:
-                raise StoreFull(
-                    f"the disk of {self.path} has {free / 1e9:.2f} GB left and {nbytes / 1e9:.2f} GB are needed: "
-                    "free some space there or move the store"
-                )
+        free = None if staged else self._shelf.free()
+        if free is not None and free < nbytes:
+            return StoreFull(
+                f"the disk of {self.path} has {free / 1e9:.2f} GB left and {nbytes / 1e9:.2f} GB are needed: "
+                "free some space there or move the store"
+            )
+        return None
 
     # --- uploads ---------------------------------------------------------------------------------------------
     def upload(self, nbytes: int, *, cold: bool = False) -> Upload:

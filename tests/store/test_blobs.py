@@ -185,6 +185,23 @@ def test_a_full_disk_is_said_in_a_sentence(blobs, monkeypatch):
         blobs.upload(1000)
 
 
+def test_blobs_of_earlier_runs_go_when_the_disk_is_full(tmp_path, monkeypatch):
+    before = BlobStore(tmp_path)
+    old = [before.put(bytes([i]) * 1000) for i in range(3)]
+    before.close()
+    for age, name in enumerate(reversed(old)):
+        os.utime(tmp_path / key_of(name), (1e9 - age, 1e9 - age))
+    blobs = BlobStore(tmp_path)
+    monkeypatch.setattr(type(blobs._shelf), "free", lambda self: 3500 - blobs.used)
+    blobs.retain(old[0])
+    new = blobs.put(b"x" * 1000)
+    assert [blobs.has(name) for name in (*old, new)] == [True, False, True, True]
+    with pytest.raises(StoreFull, match="GB left"):
+        blobs.put(b"y" * 2000)
+    assert blobs.has(old[0])
+    blobs.close()
+
+
 def test_an_upload_is_bounded_and_checked(blobs):
     upload = blobs.upload(10)
     with pytest.raises(StoreError, match="more than the 10 bytes"):
