@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from goblin_dask.volunteer.dask_internals import listen_nowhere
+
+listen_nowhere()  # when Dask calls `dask_setup` it would be too late
+
 _installed: dict[int, Any] = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,32 @@ from distributed.diagnostics.plugin import WorkerPlugin
 logger = logging.getLogger(__name__)
 
 
+PRELOAD = "goblin_dask.volunteer"
+
+
+def listen_nowhere() -> None:
+    """Have workers that preload the plugin start no HTTP server; Dask does so before it calls the plugin.
+
+    It would listen on all interfaces, with ``--no-dashboard`` too.
+    """
+    start = Worker.start_http_server
+
+    @functools.wraps(start)
+    def start_http_server(self: Worker, *args: Any, **kwargs: Any) -> None:
+        if any(getattr(preload.module, "__name__", "") == PRELOAD for preload in self.preloads):
+            self._dashboard = False  # there is nothing that it could be shown on
+        else:
+            start(self, *args, **kwargs)
+
+    Worker.start_http_server = start_http_server
+
+
 def close_ports(worker: Worker) -> None:
-    """Stop the worker's HTTP server: it listens on all interfaces, with ``--no-dashboard`` too."""
-    worker.http_server.stop()
-    worker.services.pop("dashboard", None)
+    """Stop the HTTP server of a worker that became a volunteer in another way."""
+    server = getattr(worker, "http_server", None)
+    if server is not None:
+        server.stop()
+        worker.services.pop("dashboard", None)
 
 
 def lent(worker: Worker) -> tuple[int, int]:

@@ -80,10 +80,21 @@ def ports(process):
     return [c.laddr for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
 
 
+SPY = """
+import psutil
+def dask_setup(worker):
+    listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    open("spied", "w").write(repr(listening))
+"""
+"""What Dask has opened before it calls the plugin."""
+
+
 @pytest.mark.parametrize("options", [(), ("--no-nanny",)], ids=["nanny", "no-nanny"])
-async def test_a_stock_worker_computes_and_opens_no_port(gateway, lab, worker, options):
-    process = await worker(gateway.port, "--nthreads", "1", *options)
+async def test_a_stock_worker_computes_and_opens_no_port(gateway, lab, worker, options, tmp_path):
+    (tmp_path / "spy.py").write_text(SPY)
+    process = await worker(gateway.port, "--nthreads", "1", "--preload", "spy.py", *options)
     address = await gateway.worker()
+    assert (tmp_path / "spied").read_text() == "[]"
     machine = gateway.session_of().hello.machine
     assert (machine.threads, machine.slots) == (1, 2)
     assert machine.memory > 1 << 28
