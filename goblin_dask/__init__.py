@@ -28,6 +28,9 @@ _HOMES = {
     "CapturedProgram": "goblin_dask.graphs.capture.captured",
 }
 
+_ROOMS = {"training"}
+"""Packages that are reached through this one: ``goblin.training.Trainer``."""
+
 __all__ = [
     "CapturedProgram",
     "Job",
@@ -41,9 +44,11 @@ __all__ = [
     "formula",
     "matmul",
     "tiled",
+    "training",
 ]
 
 if TYPE_CHECKING:
+    from goblin_dask import training
     from goblin_dask.graphs.capture.captured import CapturedProgram, capture
     from goblin_dask.graphs.formula import formula
     from goblin_dask.graphs.program import Program
@@ -55,6 +60,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -64,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_ROOMS})

@@ -109,7 +109,14 @@ class Lab:
         self._line.close()
 
     # --- computing ------------------------------------------------------------------------------------------------
-    def submit(self, *collections: Any, verify: str | None = None, offload: str | None = None, name: str = "") -> Job:
+    def submit(
+        self,
+        *collections: Any,
+        verify: str | None = None,
+        offload: str | None = None,
+        name: str = "",
+        fuse: bool | None = None,
+    ) -> Job:
         """Start to compute dask collections; returns at once.
 
         Parameters
@@ -121,6 +128,8 @@ class Lab:
             ``auto`` sends to the grid what is worth the way.
         name : str, optional
             For your own eyes; it never leaves the laboratory.
+        fuse : bool, optional
+            Whether tasks may be joined; by default as the `Lab` says.
         """
         found, repack = unpack_collections(*collections)
         if not found:
@@ -128,7 +137,7 @@ class Lab:
         check_names(collections_in(collections))
         expression, keys = expression_of(found)
         arrays = tuple(declared(each) for each in found if type(each) is da.Array)
-        submission = self._submission(expression, keys, verify, offload, name=name, declared=arrays)
+        submission = self._submission(expression, keys, verify, offload, name=name, declared=arrays, fuse=fuse)
         return Job(self, self._post(submission), repack, found, single=len(collections) == 1)
 
     def compute(self, *collections: Any, verify: str | None = None, offload: str | None = None) -> Any:
@@ -206,8 +215,11 @@ class Lab:
             self._post(self._submission(expression, keys, verify, offload, target=target, declared=(declared(array),))),
         )
 
-    def _submission(self, graph: Any, keys: Any, verify: str | None, offload: str | None, **more: Any) -> Submission:
-        return Submission(graph, keys, verify or self.verify, offload or self.offload, fuse=self.fuse, **more)
+    def _submission(
+        self, graph: Any, keys: Any, verify: str | None, offload: str | None, fuse: bool | None = None, **more: Any
+    ) -> Submission:
+        fuse = self.fuse if fuse is None else fuse
+        return Submission(graph, keys, verify or self.verify, offload or self.offload, fuse=fuse, **more)
 
     @contextmanager
     def _bar(self, job: Job) -> Iterator[None]:

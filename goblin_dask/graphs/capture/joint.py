@@ -83,6 +83,8 @@ def capture_gradients(
     if not any(map(torch_internals.is_tensor, leaves)):
         raise InputError("the example has no tensor: tensors of inputs and targets are needed")
     joint = torch_joint_internals.joint(module, summed, structure, leaves)
+    if not joint.gradients:
+        raise InputError("the loss depends on no parameter that requires a gradient")
     captured = CapturedGradients(joint, structure, leaves)
     if check:
         key = np.array([0, 0], np.uint64) if captured.draws else None

@@ -130,20 +130,21 @@ def _of_any(found: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if len(found) != 2 or not isinstance(found[0], torch.Tensor):
             raise InputError("a loss returns a scalar tensor, or a pair of sum and count")
         total, count = found
-        _require_scalar(total)
+        total = _scalar(total)
         count = count.detach().to(total.dtype) if isinstance(count, torch.Tensor) else _number(count, total)
         return total, count
-    _require_scalar(found)
+    found = _scalar(found)
     leaf = next((each for each in torch.utils._pytree.tree_leaves(target) if isinstance(each, torch.Tensor)), None)
     if leaf is None or not leaf.ndim:
         raise InputError("the target has no rows to count: let the loss return (sum, count)")
     return found * leaf.shape[0], _number(leaf.shape[0], found)
 
 
-def _require_scalar(value: Any) -> None:
-    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
+def _scalar(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise InputError(f"a loss returns a scalar of floating point, or a pair of sum and count, not {what}")
+        raise InputError(f"a loss returns a scalar, or a pair of sum and count, not {what}")
+    return value.reshape(()) if value.is_floating_point() else value.reshape(()).float()
 
 
 def _number(value: Any, like: torch.Tensor) -> torch.Tensor:

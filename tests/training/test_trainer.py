@@ -1,0 +1,266 @@
+"""Training on a grid: the losses of plain PyTorch over the same micro-batches, whoever computed them."""
+
+import copy
+import dataclasses
+import itertools
+import types
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import goblin_dask as goblin  # noqa: E402
+from goblin_dask.errors import InputError, TooLarge  # noqa: E402
+from goblin_dask.graphs.backends.base import NUMPY  # noqa: E402
+from goblin_dask.graphs.operators import CATALOGUE  # noqa: E402
+from goblin_dask.messages import GridOffer  # noqa: E402
+from goblin_dask.testing.inprocess import InProcessGrid  # noqa: E402
+from goblin_dask.testing.models import GPT, ViT  # noqa: E402
+from goblin_dask.training import Trainer  # noqa: E402
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@pytest.fixture(scope="module")
+def grid():
+    with InProcessGrid(volunteers=2) as grid:
+        yield grid
+
+
+def language(output, target):
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def still(module):
+    """Without dropout."""
+    for each in module.modules():
+        if isinstance(each, nn.Dropout):
+            each.p = 0.0
+        if isinstance(getattr(each, "dropout", None), float):
+            each.dropout = 0.0
+    return module
+
+
+def images(count=20):
+    return torch.randn(count, 3, 8, 8), torch.randint(0, 5, (count,))
+
+
+def texts(count=20):
+    tokens = torch.randint(0, 32, (count, 9))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 5)
+    )
+
+
+MODELS = {
+    "CNN with BatchNorm": lambda: (cnn(), F.cross_entropy, images()),
+    "GPT": lambda: (still(GPT(32, 8, 16, 2, 1)), language, texts()),
+    "ViT": lambda: (still(ViT(8, 4, 16, 2, 1, classes=5)), F.cross_entropy, images()),
+}
+OPTIMIZERS = {
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.03, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3),
+}
+
+
+def plain(module, loss, optimizer, data, *, rounds, batch, micro_batch, clip_norm=None, scheduler=None):
+    """Losses and module of a loop as everybody writes it, with gradients accumulated over micro-batches."""
+    module = copy.deepcopy(module)
+    optimizer = optimizer(list(module.parameters()))
+    scheduler = scheduler(optimizer) if scheduler else None
+    x, y = data
+    losses, start, epoch = [], 0, 0
+    for _ in range(rounds):
+        order = np.random.default_rng([0, epoch]).permutation(len(x))
+        rows = order[start : start + batch]
+        total = 0.0
+        for part in np.split(rows, range(micro_batch, len(rows), micro_batch)):
+            found = loss(module(x[part]), y[part]) * (len(part) / len(rows))
+            found.backward()
+            total += float(found)
+        if clip_norm:
+            nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler:
+            scheduler.step()
+        losses.append(total)
+        start += len(rows)
+        if start >= len(x):
+            start, epoch = 0, epoch + 1
+    return losses, module
+
+
+def losses_of(trainer, data, rounds, batch):
+    return [round.loss for round in trainer.fit(data, rounds=rounds, batch=batch, shuffle=True)]
+
+
+CASES = list(itertools.product(MODELS, OPTIMIZERS, RELATIVE))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "optimizer", "dtype"), CASES, ids=str)
+def test_losses_are_those_of_pytorch(grid, name, optimizer, dtype, sample, report):
+    """20 rounds; the last batch of an epoch is smaller."""
+    if (name, optimizer, dtype) not in sample(CASES, 2):
+        pytest.skip("not in the sample")
+    torch.manual_seed(0)
+    module, loss, data = MODELS[name]()
+    module, data = module.to(dtype), tuple(each.to(dtype) if each.is_floating_point() else each for each in data)
+    before = copy.deepcopy(module.state_dict())
+    wanted, there = plain(module, loss, OPTIMIZERS[optimizer], data, rounds=20, batch=12, micro_batch=4)
+    trainer = Trainer(module, loss=loss, optimizer=OPTIMIZERS[optimizer], lab=grid.lab, micro_batch=4)
+    counted = grid.counts()["grid"]
+    found = losses_of(trainer, data, 20, 12)
+    assert grid.counts()["grid"] - counted == 10 * (3 + 2)  # all micro-batches were computed by volunteers
+    apart = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+    assert apart <= RELATIVE[dtype]
+    report(f"{name}, {optimizer}, {dtype}: losses of 20 rounds at most {apart:.1e} from PyTorch's")
+    for (key, a), b in zip(trainer.module().state_dict().items(), there.state_dict().values(), strict=True):
+        if "running" in key or "tracked" in key:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert all(torch.equal(value, module.state_dict()[key]) for key, value in before.items())
+
+
+def test_clipping_schedules_and_state_that_is_handed_on(grid):
+    """The vectors of spectral_norm depend on those before: micro-batches, one of them smaller, wait for each other."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)), nn.GELU(), nn.Linear(6, 2))
+    data = torch.randn(20, 6), torch.randn(20, 2)
+    options = {
+        "clip_norm": 0.1,
+        "scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+    }
+    optimizer = OPTIMIZERS["AdamW"]
+    wanted, there = plain(module, F.mse_loss, optimizer, data, rounds=5, batch=10, micro_batch=4, **options)
+    trainer = Trainer(module, loss=F.mse_loss, optimizer=optimizer, lab=grid.lab, micro_batch=4, **options)
+    assert losses_of(trainer, data, 5, 10) == pytest.approx(wanted, rel=1e-4)
+    for a, b in zip(trainer.module().state_dict().values(), there.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert trainer.evaluate(data) == pytest.approx(float(F.mse_loss(there.eval()(data[0]), data[1])), rel=1e-3)
+
+
+def test_evaluation_is_in_evaluation_mode(grid):
+    torch.manual_seed(0)
+    module, data = nn.Sequential(cnn(), nn.Dropout(0.5)), images(11)
+    trainer = Trainer(module, loss=F.cross_entropy, optimizer=OPTIMIZERS["AdamW"], lab=grid.lab, micro_batch=4)
+    evaluated = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        output = evaluated(data[0])
+    assert trainer.evaluate(data) == pytest.approx(float(F.cross_entropy(output, data[1])), rel=1e-5)
+    accuracy = trainer.evaluate(data, measure=lambda y, t: ((y.argmax(1) == t).sum(), len(t)))
+    assert accuracy == pytest.approx(float((output.argmax(1) == data[1]).float().mean()))
+    assert trainer.module().training
+
+
+def test_a_round_in_which_nothing_counts(grid):
+    trainer = Trainer(nn.Linear(3, 4), loss=F.cross_entropy, optimizer=OPTIMIZERS["AdamW"], lab=grid.lab, micro_batch=2)
+    before = copy.deepcopy(trainer.module().state_dict())
+    data = torch.randn(4, 3), torch.full((4,), -100)
+    assert np.isnan(losses_of(trainer, data, 1, 4)).all()
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), trainer.module().state_dict().values(), strict=True))
+
+
+# --- the same, whoever is there ---------------------------------------------------------------------------------------
+DROPPING = {"loss": language, "optimizer": OPTIMIZERS["AdamW"], "micro_batch": 2}
+
+
+def dropping():
+    torch.manual_seed(1)
+    return GPT(32, 8, 16, 2, 1, dropout=0.2), texts(16)
+
+
+@pytest.fixture(scope="module")
+def dropped(grid):
+    """Losses of six rounds with dropout, on two volunteers."""
+    module, data = dropping()
+    return losses_of(Trainer(module, lab=grid.lab, **DROPPING), data, 6, 8)
+
+
+def test_dropout_does_not_depend_on_the_number_of_volunteers(dropped):
+    module, data = dropping()
+    with InProcessGrid(volunteers=3) as other:
+        trainer = Trainer(module, lab=other.lab, **DROPPING)
+        assert losses_of(trainer, data, 6, 8) == dropped
+    assert losses_differ(module, data, dropped)
+
+
+def losses_differ(module, data, dropped):
+    """Without dropout they are others: it was there."""
+    found, _ = plain(
+        still(copy.deepcopy(module)), language, OPTIMIZERS["AdamW"], data, rounds=1, batch=8, micro_batch=2
+    )
+    return found[0] != pytest.approx(dropped[0], rel=1e-3)
+
+
+def test_resuming_gives_the_same_losses(grid, dropped, tmp_path):
+    module, data = dropping()
+    trainer = Trainer(module, lab=grid.lab, **DROPPING)
+    first = losses_of(trainer, data, 3, 8)
+    trainer.save(tmp_path / "run.zarr")
+    losses_of(trainer, data, 1, 8)  # is lost
+    resumed = Trainer.resume(tmp_path / "run.zarr", module, lab=grid.lab, loss=language, optimizer=OPTIMIZERS["AdamW"])
+    assert resumed.rounds == 3
+    assert first + losses_of(resumed, data, 3, 8) == dropped
+    with pytest.raises(InputError, match="not the one that was saved"):
+        Trainer.resume(tmp_path / "run.zarr", cnn(), lab=grid.lab, loss=language, optimizer=OPTIMIZERS["AdamW"])
+    with pytest.raises(InputError, match="no state of training"):
+        Trainer.resume(tmp_path / "none.zarr", module, lab=grid.lab, loss=language, optimizer=OPTIMIZERS["AdamW"])
+
+
+@pytest.mark.parametrize("verify", ["auto", "replicate"])
+def test_poisoned_gradients_reach_no_optimizer(grid, dropped, verify, report):
+    """One of three volunteers returns gradients that are a thousand times too large."""
+    numbers = itertools.count()
+
+    def poisoned(xp, operands, attributes):
+        results = CATALOGUE["_log_softmax_backward_data"].kernel(xp, operands, attributes)
+        return tuple(np.float32(1000) * each for each in results)
+
+    def tamper(number, runner):
+        if number == 1:
+            overrides = {"_log_softmax_backward_data": poisoned}
+            runner._backend = dataclasses.replace(NUMPY, overrides=overrides, inplace=False)
+
+    config = {"network": lambda address: f"network {next(numbers)}"}
+    with InProcessGrid(volunteers=3, gateway_config=config, tamper=tamper) as other:
+        module, data = dropping()
+        trainer = Trainer(module, lab=other.lab, verify=verify, **DROPPING)
+        rounds = list(trainer.fit(data, rounds=6, batch=8, shuffle=True))
+        hosts = other.gateway.dispatcher.reputation.hosts.values()
+        wrong = {host.owner: host.wrong for host in hosts if host.wrong}
+    assert [round.loss for round in rounds] == dropped
+    assert all(round.verified for round in rounds)
+    assert set(wrong) == {"volunteer 1"}
+    report(f"poisoned gradients, verify={verify}: {wrong}; {rounds[-1].certificate['summary']}")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+def test_what_does_not_fit_is_refused_with_its_numbers():
+    lab = types.SimpleNamespace(offer=GridOffer(1, 1, memory=(100_000,)))
+    trainer = Trainer(nn.Linear(1000, 100), loss=F.mse_loss, optimizer=OPTIMIZERS["AdamW"], lab=lab)
+    with pytest.raises(TooLarge, match="smaller micro_batch") as caught:
+        next(trainer.fit((torch.randn(8, 1000), torch.randn(8, 100)), rounds=1, batch=8))
+    assert caught.value.offers == 100_000
+    assert caught.value.needs > 800_000
+
+
+def test_what_is_refused():
+    lab = types.SimpleNamespace(offer=GridOffer(0, 0))
+    given = {"loss": F.mse_loss, "optimizer": OPTIMIZERS["AdamW"], "lab": lab}
+    with pytest.raises(InputError, match="no parameter"):
+        Trainer(nn.Linear(2, 2).requires_grad_(False), **given)
+    with pytest.raises(InputError, match="at least one row"):
+        Trainer(nn.Linear(2, 2), micro_batch=0, **given)
+    with pytest.raises(InputError, match="how many rows"):
+        Trainer(nn.Linear(2, 2), **given).fit((torch.zeros(4, 2), torch.zeros(4, 2)), rounds=1)
+    assert goblin.training.Trainer is Trainer
