@@ -38,14 +38,27 @@ def run(arguments, folder):
     return done.stdout
 
 
+def readme():
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
 @pytest.mark.system
 def test_the_readme_examples_run(tmp_path):
-    first, second = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    first, second, _ = readme()
     (tmp_path / "example.py").write_text(first)
     assert "algebraic" in run(["example.py"], tmp_path)
     assert (tmp_path / "c.zarr").is_dir()
     (tmp_path / "networks.py").write_text(f"{second}\nprint(scores.shape, scores.dtype)\n")
     assert "(4000, 10) float32" in run(["-W", "ignore", "networks.py"], tmp_path)
+
+
+@pytest.mark.system
+def test_the_readme_trains(tmp_path):
+    *_, third = readme()
+    (tmp_path / "training.py").write_text(f"{third}\nprint(right > 0.8, type(net).__name__)\n")
+    output = run(["-W", "ignore", "training.py"], tmp_path)
+    assert output.count(" True\n") == 20  # rounds that were verified
+    assert "True Sequential" in output
 
 
 @pytest.mark.system
