@@ -49,7 +49,7 @@ def test_the_readme_examples_run(tmp_path):
     assert "algebraic" in run(["example.py"], tmp_path)
     assert (tmp_path / "c.zarr").is_dir()
     (tmp_path / "networks.py").write_text(f"{second}\nprint(scores.shape, scores.dtype)\n")
-    assert "(4000, 10) float32" in run(["-W", "ignore", "networks.py"], tmp_path)
+    assert "(4000, 10) float32" in run(["-W", "error", "networks.py"], tmp_path)
 
 
 @pytest.mark.system

@@ -2,6 +2,8 @@
 
 import pickle
 import re
+import traceback
+import warnings
 
 import dask
 import dask.array as da
@@ -288,6 +290,70 @@ class TestRefusals:
             goblin.capture(counts, torch.ones(2, 3))
 
 
+class Called:
+    """A method, and an object that is called."""
+
+    def method(self, x):
+        return torch.special.airy_ai(x + 1)
+
+    def __call__(self, x):
+        return self.method(x)
+
+
+def lacking(x):
+    y = x + 1
+    return torch.special.airy_ai(y)
+
+
+class TestWhatIsSaid:
+    """Once, in one sentence, and of the researcher's own code."""
+
+    @pytest.mark.parametrize("function", [lacking, Called().method, lambda x: torch.special.airy_ai(x)])
+    def test_the_line_of_a_plain_function(self, function):
+        with pytest.raises(InputError, match=r"test_capture\.py:\d+ in (lacking|method|<lambda>) \(.*airy_ai"):
+            goblin.capture(function, torch.ones(2))
+
+    def test_the_line_of_what_pytorch_refuses(self):
+        with pytest.raises(InputError, match=r"PyTorch cannot record .*test_capture\.py:\d+ in <lambda>"):
+            goblin.capture(lambda x: x @ torch.ones(7, 7), torch.ones(2, 3))
+
+    def test_nothing_else_is_printed(self, capfd):
+        """PyTorch prints the graph as far as it came, and chains errors of hundreds of lines."""
+        with pytest.raises(InputError, match="its course depends on data") as caught:
+            goblin.capture(lambda x: x * 2 if x.sum() > 0 else x, torch.ones(2, 3))
+        assert capfd.readouterr() == ("", "")
+        assert len(traceback.format_exception(caught.value)) < 10
+
+    def test_no_warning(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            captured = goblin.capture(nn.Linear(3, 2), torch.ones(2, 3))
+            captured(da.ones((4, 3), chunks=(2, 3), dtype="f4"))
+
+    def test_arguments_that_are_not_the_example_s(self):
+        captured = goblin.capture(lambda x, *, more: x + more["y"], torch.ones(2, 3), more={"y": torch.ones(2, 3)})
+        x, more = np.ones((2, 3), "f4"), {"y": np.ones((2, 3), "f4")}
+        for call in (captured, captured.bound):
+            for args, kwargs, sentence in (
+                ((), {"more": more}, "0 arguments given, 1 captured"),
+                ((x, x), {"more": more}, "2 arguments given, 1 captured"),
+                ((x,), {}, "arguments by name are none; captured were more"),
+                (([[1.0, 2.0]],), {"more": more}, "argument 0 is a list; a tensor was captured"),
+                ((x,), {"more": x}, "argument more is a ndarray; another dict was captured"),
+            ):
+                with pytest.raises(InputError, match=sentence):
+                    call(*args, **kwargs)
+
+    def test_an_example_of_numpy_s(self):
+        module = nn.Linear(3, 2)
+        captured = goblin.capture(module, np.zeros((2, 3), "f4"))
+        torch.testing.assert_close(captured(torch.ones(4, 3)), module(torch.ones(4, 3)).detach())
+        with pytest.raises(InputError, match="argument 0 is an array of dtype <U1, of which there are no tensors"):
+            goblin.capture(module, np.array([["a"]]))
+        with pytest.raises(InputError, match="axes are counted from the first"):
+            goblin.capture(module, np.zeros((2, 3), "f4"), batch_axis=-1)
+
+
 class TestDask:
     def test_batch_by_batch(self, both):
         module, captured = both
@@ -322,6 +388,19 @@ class TestDask:
             goblin.capture(nn.Dropout(0.5).train(), torch.ones(4, 2))(x, key=1)
         with pytest.raises(InputError, match="changes state"):
             goblin.capture(nn.BatchNorm1d(2).train(), torch.ones(4, 2))(x)
+
+
+def test_blocks_of_one_program():
+    """What depends on all of the batch is cut operator by operator."""
+    captured = goblin.capture(lambda x: x.softmax(0), torch.zeros(2, 4))
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype("f4")
+    blocks = da.from_array(x, chunks=(2, 3))
+    found = goblin.tiled(*captured.bound(blocks)).compute(scheduler="sync")
+    np.testing.assert_allclose(found, torch.from_numpy(x).softmax(0), rtol=1e-5)
+    with pytest.raises(InputError, match=r"captured\.bound\(x\) gives both"):
+        goblin.tiled(captured, [blocks])
+    with pytest.raises(InputError, match="unknown shape: call its compute_chunk_sizes"):
+        captured.bound(blocks[blocks[:, 0] > 0])
 
 
 def test_a_captured_program_travels_without_pytorch():

@@ -204,6 +204,9 @@ class CapturedProgram:
     def bound(self, *args: Any, key: int | None = None, **kwargs: Any) -> tuple[Program, list[np.ndarray[Any, Any]]]:
         """The program for some arguments, as in a call, and its inputs: for `execute`, or for ``lab.run``.
 
+        Arguments may be Dask arrays here, of any chunks: it is one program for the whole batch, whose operators are cut
+        into blocks, so that elements of the batch may depend on each other.
+
         Raises
         ------
         InputError
@@ -214,6 +217,8 @@ class CapturedProgram:
         leaves = self._given(args, kwargs)
         values = [torch_internals.to_numpy(x) if torch_internals.is_tensor(x) else x for x in leaves]
         self._check_leaves(values)
+        if any(math.isnan(length) for value in values for length in getattr(value, "shape", ())):
+            raise InputError("an argument is a Dask array of unknown shape: call its compute_chunk_sizes first")
         traced, sources = self.recordings.sources(values, self.parameters, self._key(key))
         return _computing(traced), sources
 
