@@ -22,7 +22,7 @@ from goblin_dask.testing.inprocess import InProcessGrid  # noqa: E402
 from goblin_dask.testing.models import GPT, ViT  # noqa: E402
 from goblin_dask.training import Trainer  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
