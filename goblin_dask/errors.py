@@ -86,10 +86,13 @@ class TooLarge(GoblinError):
     """
 
     def __init__(self, needs: int, offers: int, advice: str = "rechunk into smaller blocks"):
-        self.needs, self.offers = needs, offers
+        self.needs, self.offers, self.advice = needs, offers, advice
         super().__init__(
             f"a task needs {needs / 1e9:.2f} GB of memory, the largest volunteer offers {offers / 1e9:.2f} GB: {advice}"
         )
+
+    def __reduce__(self) -> tuple[type[TooLarge], tuple[int, int, str]]:
+        return type(self), (self.needs, self.offers, self.advice)
 
 
 class VerificationError(GoblinError):

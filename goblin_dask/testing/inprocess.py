@@ -77,6 +77,7 @@ class GridWorker(Worker):  # type: ignore[misc]
         if self.runner is None:  # else it registers again
             await self._install()
         await super()._register_with_scheduler()
+        introduce(None)  # one whose session has ended dials again while it closes, and must not do so as the last of us
 
     async def _install(self) -> None:
         with dask.config.set({"goblin.volunteer.role": self._role, "goblin.volunteer.directory": self.local_directory}):

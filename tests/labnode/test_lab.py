@@ -1,9 +1,11 @@
 """The researcher's interface, against a whole grid in this process."""
 
 import asyncio
+import copyreg
 import gc
 import http.client
 import logging
+import pickle
 import threading
 import warnings
 from urllib.parse import urlsplit
@@ -320,6 +322,12 @@ class TestWrongInput:
         x = da.zeros((100_000, 10_000), chunks=-1)
         with pytest.raises(TooLarge, match="the largest volunteer offers"):
             lab.compute((x + 1).sum())
+
+    def test_its_numbers_reach_the_researcher(self, monkeypatch):
+        monkeypatch.setattr(copyreg, "dispatch_table", {})  # Dask's own way to pickle the errors that it has seen
+        again = pickle.loads(pickle.dumps(TooLarge(3, 2, "buy more")))
+        assert (again.needs, again.offers) == (3, 2)
+        assert str(again).endswith("buy more")
 
     def test_missing_zarr_path(self, lab, tmp_path):
         with pytest.raises((FileNotFoundError, InputError)):
