@@ -253,6 +253,7 @@ def _results(
                 # Whether a reshape of it is a view or a copy depends on its strides: both are paid for.
                 memory.allocate(output, nbytes(spec), False, fresh=False, keeps=memory.buffer[base])
             else:
-                memory.share(output, base, operator.keeps_order, operator.permutes)
+                unbroken = operator.keeps_order or (memory.contiguous[base] and operator.unbroken(read, attributes))
+                memory.share(output, base, unbroken, operator.permutes)
         else:
             memory.allocate(output, nbytes(spec), operator.contiguous or ordered)

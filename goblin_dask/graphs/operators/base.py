@@ -87,6 +87,8 @@ class Operator:
     """Whether output 0 may share operand 0's memory. Every other output is fresh."""
     keeps_order: bool = False
     """A view of a C-contiguous operand is C-contiguous; an operand that is not is copied by a view."""
+    unbroken: Callable[[Specs, Attributes], bool] = _fresh
+    """Whether a view of a C-contiguous operand is C-contiguous here, though not always: elements without a gap."""
     permutes: bool = False
     """Its result has the operand's memory whole, in another order of axes: a matrix stays one that BLAS takes."""
     idle: bool = False

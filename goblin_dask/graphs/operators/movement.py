@@ -147,6 +147,13 @@ def _infer_roll(specs: Specs, attributes: Any) -> Specs:
     return (specs[0],)
 
 
+def _without_gaps(specs: Specs, attributes: Any) -> bool:
+    """Whether a slice is one run of memory: single elements of the first axes, a part of one, the others whole."""
+    sizes, lengths = specs[0].shape, attributes["length"]
+    cut = next((axis for axis, length in enumerate(lengths) if length != 1), len(sizes))
+    return lengths[cut + 1 :] == sizes[cut + 1 :] and all(step == 1 for step in attributes["step"])
+
+
 def _infer_slice(specs: Specs, attributes: Any) -> Specs:
     return like(specs[0], _checked_slice(specs[0].shape, attributes))
 
@@ -348,6 +355,7 @@ OPERATORS: tuple[Operator, ...] = (
         _examples_slice,
         attributes={"start": Ints(low=0), "length": Ints(low=0), "step": Ints()},
         view=_always,
+        unbroken=_without_gaps,
     ),
     movement(
         "setitem",
