@@ -18,7 +18,8 @@
     └── JobError
         ├── JobFailed                    a job ended with an error
         ├── JobTimeout (TimeoutError)    a job has not ended in the time that was allowed for it, and goes on
-        └── JobCancelled                 a job was cancelled
+        ├── JobCancelled                 a job was cancelled
+        └── ActorLost                    an actor in the laboratory is not there any more, nor is what it held
 
 A message says what is wrong, what was expected, what was given and what to do about it, in one sentence
 where one suffices. Errors of libraries are translated once, where the library is called, with ``raise … from``.
@@ -113,3 +114,7 @@ class JobTimeout(JobError, TimeoutError):
 
 class JobCancelled(JobError, RuntimeError):
     """A job was cancelled."""
+
+
+class ActorLost(JobError):
+    """An actor in the laboratory was released, or went with the lab node or the Dask worker that held it."""

@@ -24,6 +24,7 @@ from goblin_dask.errors import ConnectionLost, InputError, JobError, JobFailed, 
 from goblin_dask.graphs.capture.dask_internals import check_names, collections_in, expression_of
 from goblin_dask.labnode.assemble import Values, join
 from goblin_dask.labnode.jobs import FINAL, Result, Submission, Target
+from goblin_dask.labnode.lab_actor import LabActor
 from goblin_dask.labnode.line import Line
 from goblin_dask.labnode.plan import Declared
 from goblin_dask.labnode.progress import Bar, job_html, stands_still
@@ -245,6 +246,30 @@ class Lab:
     def jobs(self) -> list[dict[str, Any]]:
         """Status of all jobs of the lab node."""
         found: list[dict[str, Any]] = json.loads(self._line.request("GET", "/jobs"))
+        return found
+
+    def actor(self, kind: Callable[..., Any], *args: Any, name: str = "") -> LabActor:
+        """Start an actor in the laboratory: an instance of a class, whose methods are called one at a time.
+
+        Parameters
+        ----------
+        kind : type
+            Sent as it is, pickled; it runs in the laboratory, never on a volunteer.
+        *args
+            For the instance.
+        name : str, optional
+            For your own eyes.
+
+        Raises
+        ------
+        Exception
+            What making the instance raises.
+        """
+        return LabActor.start(self, kind, args, name)
+
+    def actors(self) -> list[dict[str, Any]]:
+        """All actors of the lab node: ``key``, ``kind``, ``name``, and the seconds since the last call, ``idle``."""
+        found: list[dict[str, Any]] = json.loads(self._line.request("GET", "/actors"))
         return found
 
     def matmul(self, a: Any, b: Any) -> da.Array:

@@ -9,6 +9,7 @@ coroutines keep nobody else waiting. A third thread for the uplink alone cost 2.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -257,23 +258,31 @@ class LabCluster:
         return await self._main.ask(start())
 
     async def call(self, actor: ActorHandle, method: str, *args: Any) -> Any:
-        """Send an actor a message and wait for its answer.
+        """Send an actor a message and wait for its answer, as `send` does."""
+        return await asyncio.wrap_future(self.send(actor, method, *args))
+
+    def send(self, actor: ActorHandle, method: str, *args: Any) -> Future[Any]:
+        """Send an actor a message; its answer. From any thread.
 
         Raises
         ------
         ConnectionLost
-            When its worker was lost. Dask's own call would wait for ever.
+            By the future, when its worker was lost. Dask's own call would wait for ever.
         """
 
         async def send() -> Any:
+            gone = ConnectionLost("the worker that held it is gone")
+            if actor.lost.done():
+                raise gone
             answer = asyncio.ensure_future(_answer(getattr(actor.proxy, method)(*args)))
             await asyncio.wait([answer, actor.lost], return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            if actor.lost.done() and (not answer.done() or answer.exception() is not None):
                 answer.cancel()
-                raise ConnectionLost("the worker that held it is gone")
+                raise gone  # whatever Dask says of it
             return answer.result()
 
-        return await self._main.ask(send())
+        # The context of a task's thread names its worker: there Dask's proxy would make a client of that worker's own.
+        return contextvars.Context().run(self._main.run, send())
 
     def _released(self, key: str) -> None:
         lost = self._lost.pop(key, None)

@@ -30,6 +30,8 @@ from goblin_dask.labnode.assemble import Stored
 from goblin_dask.labnode.lowering import LateLowering
 from goblin_dask.labnode.originals import call_on_copies_if_need_be, run_originals
 from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Plan, Region
+from goblin_dask.labnode.residents import Residents, reachable
+from goblin_dask.labnode.sources import check_returned
 from goblin_dask.labnode.uplink import Accepted, GridLink, NotOnGrid, Order, Prepared
 from goblin_dask.store.arrays import source_region, write_region
 from goblin_dask.store.blobs import BlobStore
@@ -118,6 +120,8 @@ class Run:
     policy : Policy
     prepared : callable
         `Prepared` of a program, shared between runs.
+    residents : Residents, optional
+        Actors that tasks in the laboratory may call.
     """
 
     def __init__(
@@ -131,6 +135,7 @@ class Run:
         observer: Observer,
         policy: m.Policy,
         prepared: Callable[[Program], Prepared],
+        residents: Residents | None = None,
     ):
         self.name = name
         self._job = name.partition("-")[0]
@@ -140,6 +145,7 @@ class Run:
         """Keys that programs compute with."""
         self._link, self._blobs, self._pool, self._observer = link, blobs, pool, observer
         self._policy, self._prepared, self._late = policy, prepared, LateLowering()
+        self._residents = residents
         self._calls: dict[str, _Call] = {}
         self._locals: dict[str, _Local] = {}
         self._waiting: dict[str, Future[Accepted]] = {}
@@ -390,7 +396,7 @@ class Run:
             self._keep(key, (ref,))
             self._observer.lab_done(key, task.kind, task.reason, 1)
             return Stored(Leaf(0), (ref,))
-        return self._run_node(key, task.task, _named(local, values), task.kind, task.reason)
+        return self._run_node(key, task.task, _named(local, values), task.kind, task.reason, task.declared)
 
     def _write(self, region: Region, value: Stored) -> None:
         block = value.block
@@ -399,12 +405,23 @@ class Run:
         else:
             write_region(region.array, region.index, block, self._blobs)
 
-    def _run_node(self, key: str, node: GraphNode, operands: Mapping[Key, Stored], kind: str, reason: str) -> Stored:
+    def _run_node(
+        self,
+        key: str,
+        node: GraphNode,
+        operands: Mapping[Key, Stored],
+        kind: str,
+        reason: str,
+        declared: Any = None,
+    ) -> Stored:
         if kind == "view":
             stored = Stored.of_references(node({name: value.references() for name, value in operands.items()}))
         else:
             values = {name: self.read(value) for name, value in operands.items()}
-            stored = self.write(call_on_copies_if_need_be(node, values))
+            with reachable(self._residents):
+                stored = self.write(call_on_copies_if_need_be(node, values))
+            if declared is not None:
+                check_returned(node.key, declared, stored.specs())
             if kind == "lab" and not any(map(_reads_array, values.values())):
                 kind = "source"
         self._keep(key, stored.refs)

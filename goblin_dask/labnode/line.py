@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from goblin_dask.errors import ConnectionLost, InputError, JobError, Refused
+from goblin_dask.labnode import parcels
+from goblin_dask.labnode.parcels import Pieces
 from goblin_dask.store.buffers import array_of, dtype_of, nbytes
 from goblin_dask.store.refs import ChunkRef
 
@@ -60,9 +62,20 @@ class Line:
             return response.read()
 
     @contextmanager
-    def response(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
-        """A response; its connection is used again when all of it was read."""
-        connection, response = self._send(method, path, body)
+    def response(
+        self, method: str, path: str, body: bytes | Pieces | None = None, *, once: bool = False
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A response; its connection is used again when all of it was read.
+
+        Parameters
+        ----------
+        method, path : str
+        body : bytes, or sequence of bytes and memoryviews
+        once : bool
+            Never send it twice: over a connection of its own, for one that was used before may be closed by now, or
+            after the lab node has read what was sent.
+        """
+        connection, response = self._send(method, path, body, once)
         error = None
         try:
             if response.status >= 400:
@@ -73,7 +86,7 @@ class Line:
             connection.close()
             raise ConnectionLost(f"the lab node at {self.url} went away: {lost}") from lost
         finally:
-            if response.isclosed() and connection.sock is not None:
+            if response.isclosed() and connection.sock is not None and not once:
                 with self._lock:
                     self._idle.append(connection)
             else:
@@ -82,11 +95,13 @@ class Line:
             raise error
 
     def _send(
-        self, method: str, path: str, body: bytes | None
+        self, method: str, path: str, body: bytes | Pieces | None, once: bool
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         headers = {"Authorization": f"Bearer {self._token}"}
+        if body is not None and not isinstance(body, bytes):
+            headers["Content-Length"] = str(parcels.size(body))
         with self._lock:
-            connection = self._idle.pop() if self._idle else None
+            connection = self._idle.pop() if self._idle and not once else None
         for fresh in (False, True):
             if connection is None:
                 fresh = True

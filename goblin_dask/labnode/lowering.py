@@ -155,7 +155,9 @@ class Lowering:
         elif sources.is_load(function):
             self._lab(key, node, tuple(dependencies), "source")
         elif not dependencies:
-            self._lab(key, node, (), "source", spec=sources.source_spec(node))
+            declared = sources.declared_specs(node)
+            known = sources.source_spec(node) if declared is None else declared
+            self._lab(key, node, (), "source", number=self.templates.trees.number(known), declared=declared)
         elif any(numbers.get(each, -1) < 0 for each in dependencies):
             numbers[key] = -1
             self._plan.dynamic.append(DynamicTask(key, node, tuple(dependencies)))
@@ -217,10 +219,10 @@ class Lowering:
         kind: str,
         reason: str = "",
         number: int = -1,
-        spec: ArraySpec | None = None,
+        declared: Any = None,
     ) -> None:
-        self._numbers[key] = number if spec is None else self.templates.trees.number(spec)
-        self._plan.lab.append(LabTask(key, node, dependencies, kind, reason))
+        self._numbers[key] = number
+        self._plan.lab.append(LabTask(key, node, dependencies, kind, reason, declared=declared))
 
     # --- the end ------------------------------------------------------------------------------------------------
     def _close(self) -> None:

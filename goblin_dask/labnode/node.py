@@ -33,6 +33,7 @@ from goblin_dask.labnode.placement import place
 from goblin_dask.labnode.plan import Plan
 from goblin_dask.labnode.price import Prices
 from goblin_dask.labnode.progress import waits
+from goblin_dask.labnode.residents import Residents
 from goblin_dask.labnode.service import Service
 from goblin_dask.labnode.targets import Writing
 from goblin_dask.labnode.uplink import Accepted, GridLink, Prepared
@@ -172,6 +173,8 @@ class LabNode:
             )
             await self._cluster.start()
             self._closers.append(self._cluster.close)
+            self.residents = Residents(self._cluster)
+            self._closers.append(self.residents.close)
             self._collector = asyncio.create_task(self._collect(), name="goblin-collector")
             self._closers.append(self._stop_collector)
             self._service = Service(self)
@@ -228,6 +231,7 @@ class LabNode:
         while True:
             await asyncio.sleep(max(1.0, self._grace / 4))
             await asyncio.to_thread(self.blobs.collect)
+            await self.residents.sweep()
 
     async def _stop_collector(self) -> None:
         self._collector.cancel()
@@ -340,6 +344,7 @@ class LabNode:
                 observer=_Observer(self, job),
                 policy=policy,
                 prepared=self._prepare,
+                residents=self.residents,
             )
             run.priority_of = self._cluster.priority_of
             graph, wanted = run.graph()

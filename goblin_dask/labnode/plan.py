@@ -66,6 +66,8 @@ class LabTask:
     """Why it does not run on the grid, for the job's report."""
     region: Region | None = None
     """For a source that is a region of a Zarr array: read in place instead of through the task's function."""
+    declared: Any = None
+    """For a source that declares what it returns: the tree of `ArraySpec`s."""
 
 
 @dataclass(frozen=True, slots=True)

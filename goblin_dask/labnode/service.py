@@ -12,6 +12,11 @@
 ``GET /jobs/ID/certificate``      how it was verified
 ``POST /jobs/ID/cancel``          cancel it; answers when it is gone
 ``DELETE /jobs/ID``               cancel it if need be, and let go of its results
+``POST /actors``                  a parcel of a class, its arguments and a name: start an actor; 201 with its key
+``GET /actors``                   all actors: key, class, name, seconds since the last call
+``POST /actors/KEY/METHOD``       a parcel of arguments: call a method; a parcel of what it returns, or a pickled error
+                                  with status 409
+``DELETE /actors/KEY``            let go of it
 ``GET /offer``                    what the volunteers offer; with ``?volunteers=N&validators=M``, once so many are there
 ================================  =====================================================================================
 """
@@ -23,13 +28,15 @@ import hmac
 import json
 import os
 import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
 from aiohttp import web
 
-from goblin_dask.errors import BlobMissing, InputError, JobFailed
+from goblin_dask.errors import ActorLost, BlobMissing, InputError, JobFailed
+from goblin_dask.labnode import parcels
 from goblin_dask.labnode.jobs import FINAL, Job, Submission
 from goblin_dask.messages import GridOffer
 from goblin_dask.store.chunks import open_chunk
@@ -68,6 +75,10 @@ class Service:
         app.router.add_get("/jobs/{id}/result", self._result)
         app.router.add_get("/jobs/{id}/blobs/{digest}", self._blob)
         app.router.add_get("/jobs/{id}/certificate", self._certificate)
+        app.router.add_post("/actors", self._start_actor)
+        app.router.add_get("/actors", self._actors)
+        app.router.add_post("/actors/{key}/{method}", self._call_actor)
+        app.router.add_delete("/actors/{key}", self._release_actor)
         app.router.add_get("/offer", self._offer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await self._runner.setup()
@@ -95,6 +106,8 @@ class Service:
             response: web.StreamResponse = await handler(request)
         except InputError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
+        except ActorLost as error:
+            return web.Response(status=409, body=_pickled_error(error))
         except BlobMissing as error:
             raise web.HTTPNotFound(text=str(error)) from error
         return response
@@ -110,13 +123,7 @@ class Service:
 
     async def _submit(self, request: web.Request) -> web.Response:
         body = await request.read()
-        try:
-            submission = await asyncio.to_thread(pickle.loads, body)
-        except Exception as error:
-            raise InputError(
-                f"the lab node cannot read what was submitted ({type(error).__name__}: {error}): it needs the same "
-                "packages, in the same versions, as the program that submits"
-            ) from error
+        submission = await _unpickled(pickle.loads, body)
         if not isinstance(submission, Submission):
             raise InputError(f"a Submission is expected, got {type(submission).__name__}")
         job = self._node.submit(submission)
@@ -180,6 +187,38 @@ class Service:
     async def _certificate(self, request: web.Request) -> web.Response:
         return web.json_response(self._job(request).certificate)
 
+    async def _start_actor(self, request: web.Request) -> web.Response:
+        kind, args, name = await _unpickled((await parcels.receive(request.content)).open)
+        outcome = await self._node.residents.start(kind, args, name)
+        if outcome.error is not None:
+            return web.Response(status=409, body=_pickled_error(outcome.error))
+        return web.json_response({"key": outcome.value}, status=201)
+
+    async def _actors(self, request: web.Request) -> web.Response:
+        return web.json_response(self._node.residents.status())
+
+    async def _call_actor(self, request: web.Request) -> web.StreamResponse:
+        args = await _unpickled((await parcels.receive(request.content)).open)
+        key, method = request.match_info["key"], request.match_info["method"]
+        outcome = await self._node.residents.call(key, method, args)
+        if outcome.error is not None:
+            return web.Response(status=409, body=_pickled_error(outcome.error))
+        try:
+            pieces = await asyncio.to_thread(parcels.pack, outcome.value)
+        except Exception as error:
+            raise InputError(f"what {method} returned cannot be sent ({type(error).__name__}: {error})") from error
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = parcels.size(pieces)
+        await response.prepare(request)
+        for piece in parcels.cut(pieces):
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    async def _release_actor(self, request: web.Request) -> web.Response:
+        await self._node.residents.release(request.match_info["key"])
+        return web.Response(status=204)
+
     async def _offer(self, request: web.Request) -> web.Response:
         volunteers, validators = (int(request.query.get(name, 0)) for name in ("volunteers", "validators"))
         queue: asyncio.Queue[GridOffer] = asyncio.Queue()
@@ -191,6 +230,16 @@ class Service:
         finally:
             self._node.offer_changed.discard(queue)
         return web.Response(body=msgspec.json.encode(offer), content_type="application/json")
+
+
+async def _unpickled(loads: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return await asyncio.to_thread(loads, *args)
+    except Exception as error:
+        raise InputError(
+            f"the lab node cannot read what was submitted ({type(error).__name__}: {error}): it needs the same "
+            "packages, in the same versions, as the program that submits"
+        ) from error
 
 
 def _pickled_error(error: BaseException) -> bytes:

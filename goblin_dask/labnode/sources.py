@@ -14,6 +14,7 @@ import zarr
 from dask.array import chunk
 from dask.utils import apply
 
+from goblin_dask.errors import InputError
 from goblin_dask.graphs.capture.dask_internals import (
     BROADCAST_TRICK,
     GETTERS,
@@ -24,7 +25,7 @@ from goblin_dask.graphs.capture.dask_internals import (
     Task,
     function_parts,
 )
-from goblin_dask.graphs.capture.pytree import representable, specs_of
+from goblin_dask.graphs.capture.pytree import flatten, is_constant, map_tree, representable, specs_of
 from goblin_dask.labnode.plan import Region
 from goblin_dask.messages import ArraySpec
 
@@ -128,6 +129,59 @@ def source_spec(task: Task) -> ArraySpec | None:
         return _spec(function, args, kwargs)
     except (TypeError, ValueError, IndexError, KeyError, OverflowError):
         return None  # the task will say itself what is wrong with it
+
+
+def declared_specs(task: Any) -> Any:
+    """What the function of a task without operands declares that it returns; None where it declares nothing.
+
+    A callable does so by an attribute ``specs``: the tree (of tuples, lists and dicts) of `ArraySpec`s of its result.
+    """
+    function, args, _ = function_parts(task.func)
+    if function is apply:
+        function = (*args, *map(_plain, task.args))[0]
+    tree = getattr(function, "specs", None)
+    try:
+        return map_tree(_declared, tree) if flatten(tree, lambda each: isinstance(each, ArraySpec))[0] else None
+    except TypeError:
+        return None  # something else of that name, or no program can hold it: its readers are traced when it has run
+
+
+def _declared(value: Any) -> Any:
+    if isinstance(value, ArraySpec):
+        if (made := _made(value.shape, value.dtype)) is None:
+            raise TypeError(value.dtype)
+        return made
+    if not is_constant(value):
+        raise TypeError(type(value).__name__)
+    return value
+
+
+def check_returned(key: Any, declared: Any, found: Any) -> None:
+    """Refuse what a source has returned if it declared something else, for which its readers were lowered.
+
+    Parameters
+    ----------
+    key : key
+    declared, found : tree of ArraySpec
+
+    Raises
+    ------
+    InputError
+        With both.
+    """
+    if found != declared:
+        raise InputError(
+            f"the source {key!r} declares in its specs that it returns {shown(declared)}, but it returned "
+            f"{shown(found)}: give it the specs of what it returns"
+        )
+
+
+def shown(tree: Any) -> str:
+    """A tree of specs, to be read."""
+    leaves, _ = flatten(tree, lambda value: True)
+    each = [f"{leaf.dtype} {leaf.shape}" if isinstance(leaf, ArraySpec) else repr(leaf) for leaf in leaves]
+    few = each if len(each) < 8 else [*each[:6], f"… ({len(each)} in all)"]
+    return few[0] if tree is leaves[0] else f"{type(tree).__name__} of {', '.join(few)}"
 
 
 def _plain(argument: Any) -> Any:
