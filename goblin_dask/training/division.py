@@ -211,13 +211,29 @@ def _smallest(slicer: _Slicer, memory: int) -> Division:
         bounds = [0, *cuts, flow.places]
         halves = [(bounds[each], bounds[each + 1]) for each in large if bounds[each + 1] - bounds[each] > 1]
         if not halves:
-            return division
+            return _merged(slicer, cuts, division, memory)
         cuts = sorted(cuts + [_even(flow, start, stop, 2)[0] for start, stop in halves])
         division = slicer.division(cuts)
+    division = _merged(slicer, cuts, division, memory)
     for count in range(2, len(division.stages) + 1):
         even = slicer.within(_even(flow, 0, flow.places, count), memory)
         if even is not None:
             return even
+    return division
+
+
+def _merged(slicer: _Slicer, cuts: list[int], division: Division, memory: int) -> Division:
+    """Stages that fit, and fit together with their neighbours, put together."""
+    found: list[int] | None = None
+    while cuts != found:
+        found = cuts
+        for first in (0, 1):
+            kept = [cut for number, cut in enumerate(cuts) if number % 2 != first]
+            peaks = slicer.division(kept).peaks
+            refused = [cut for cut in cuts if cut not in kept and peaks[bisect_right(kept, cut)] > memory]
+            fewer = slicer.division(sorted(kept + refused))
+            if len(fewer.too_large(memory)) <= len(division.too_large(memory)):
+                cuts, division = sorted(kept + refused), fewer
     return division
 
 
@@ -255,8 +271,6 @@ class _Slicer:
         stages = []
         for number in range(len(cuts) + 1):
             there, back = parts.get((number, "forward")), parts.get((number, "backward"))
-            if there is None and back is None:
-                continue
             read = {slot for part in (there, back) if part is not None for slot in part.reads if slot in self.fixed}
             stages.append(Stage(there, back, vectors(self.flow.program.inputs, sorted(read))))
         gradients = tuple([tuple(self._terms(value, cuts)) for value in self.others])

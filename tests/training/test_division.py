@@ -157,6 +157,16 @@ def test_memory_decides_how_many_stages_there_are():
     require_equal(division, inputs)
 
 
+def test_stages_that_fit_with_their_neighbours_are_put_together():
+    """No even division into fewer stages fits, though dividing in halves began with more."""
+    program, inputs, known = captured("GPT")
+    memory = 120_000
+    division = divide(program, memory=memory, anyway=True, **known)
+    require_equal(division, inputs)
+    fewer = [divide(program, stages=count, **known) for count in range(1, len(division.stages))]
+    assert all(each.too_large(memory) for each in fewer)
+
+
 def test_what_cannot_be_divided_is_told():
     program, inputs, known = captured("GPT")
     memory = 60_000
@@ -189,6 +199,52 @@ def test_statistics_of_batch_norms_come_from_forward_pieces():
     stated = [division.gradients[position - 2][0] for position in known["state"]]
     assert len(given.intersection(stated)) >= 2
     assert set(stated) - given <= set(division.stages[-1].backward.gives)
+
+
+def perceptron(weights, frozen=0):
+    """A joint program by hand: ``x = x + tanh(x @ w)`` for each weight, by number, and gradients of those not frozen.
+
+    Returns the program, drawn inputs, and the slots of the weights.
+    """
+    build = Builder()
+    x = build.input(ArraySpec((4, 8), "float32"))
+    slots = {number: build.input(ArraySpec((8, 8), "float32")) for number in sorted(set(weights))}
+    saved, there = [], x
+    for number in weights:
+        (inner,) = build.add("tanh", build.add("matmul", [there, slots[number]]))
+        saved.append((number, there, inner))
+        (there,) = build.add("add", [there, inner])
+    (loss,) = build.add("sum", [there])
+    (back,) = build.add("full", [build.constant(np.float32(1))], shape=(4, 8))
+    one, gradients = build.constant(np.float32(1)), {}
+    for number, before, inner in reversed(saved[frozen:]):
+        (slope,) = build.add("subtract", [one, *build.add("multiply", [inner, inner])])
+        (outer,) = build.add("multiply", [back, slope])
+        (found,) = build.add("matmul", [*build.add("permute_dims", [before], axes=(1, 0)), outer])
+        gradients[number] = build.add("add", [gradients[number], found])[0] if number in gradients else found
+        (down,) = build.add("matmul", [outer, *build.add("permute_dims", [slots[number]], axes=(1, 0))])
+        (back,) = build.add("add", [back, down])
+    program, order = build.finish([loss, build.constant(np.float32(4)), *gradients.values()])
+    random = np.random.default_rng(0)
+    inputs = [random.standard_normal(spec.shape).astype(spec.dtype) for spec in program.inputs]
+    return program, inputs, [slot for slot, declared in enumerate(order) if declared]
+
+
+def test_a_weight_read_in_three_stages_has_three_gradients_added_in_the_order_of_the_whole():
+    program, inputs, fixed = perceptron([1, 2, 1, 3, 1])
+    for count in range(1, 15):
+        require_equal(divide(program, loss=(0, 1), fixed=fixed, stages=count), inputs)
+    division = divide(program, loss=(0, 1), fixed=fixed, stages=5)
+    assert sorted(map(len, division.gradients)) == [1, 1, 3]
+
+
+def test_stages_before_all_that_is_trained_go_forward_only():
+    program, inputs, fixed = perceptron([1, 2, 3, 4], frozen=2)
+    division = divide(program, loss=(0, 1), fixed=fixed, stages=4)
+    require_equal(division, inputs)
+    assert division.stages[0].backward is None
+    assert division.stages[-1].forward is None
+    assert [kind for _, kind, _ in division.pieces()].count("forward") == 3
 
 
 def test_without_gradients_all_pieces_go_forward():
