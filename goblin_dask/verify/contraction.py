@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,26 @@ class Contraction:
         return max(smallest_normal(tile.output.dtype), smallest_normal(self.precision))
 
 
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring blocks of columns, or parts of them, of which all are equally wide."""
+
+    blocks: slice
+    """Their numbers."""
+    here: slice
+    """Their columns, counted from the first of those that were asked for."""
+    x: Array
+    """Their random numbers: (blocks, projections, columns of a block, 1)."""
+
+    def split(self, block: Array) -> Array:
+        """The blocks of some rows: (blocks, rows, columns of a block)."""
+        return _split(block[:, self.here], len(self.x))
+
+
+def _split(columns: Array, count: int) -> Array:
+    return columns.reshape(len(columns), count, columns.shape[1] // count).swapaxes(0, 1)
+
+
 @dataclass
 class Columns:
     """Tiles that have their right operands in common, and the random numbers that they are projected with."""
@@ -79,23 +100,35 @@ class Columns:
     sampled: Array = field(default_factory=lambda: np.empty(0, int))
     """Columns in which the exact rows are looked at more closely; ascending."""
     x: Array = field(default_factory=lambda: np.empty(0))
-    """Random numbers, divided by `scale`: one row for a column, one column for a projection."""
+    """Random numbers, divided by `scale`: one row for each projection."""
+    _runs: dict[tuple[int, int], list[Run]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def blocks(self) -> list[slice]:
-        """The column blocks that are projected together."""
+        """The column blocks that are projected together: equally wide, but for the last."""
         count = max(1, -(-self.width // WIDTH))
-        edges = [self.width * i // count for i in range(count + 1)]
-        return [slice(a, b) for a, b in itertools.pairwise(edges)]
+        width = -(-self.width // count)
+        return [slice(i * width, min((i + 1) * width, self.width)) for i in range(count)]
 
-    def overlaps(self, columns: slice) -> list[tuple[int, slice, slice]]:
-        """Blocks that meet some columns: number, columns of the block there, the same counted from the start."""
-        found = []
-        for number, block in enumerate(self.blocks):
-            a, b = max(block.start, columns.start), min(block.stop, columns.stop)
-            if a < b:
-                found.append((number, slice(a, b), slice(a - columns.start, b - columns.start)))
-        return found
+    def clear(self, block: Array, columns: slice) -> None:
+        """Set the bad ones of some columns to zero."""
+        if self.bad.size:
+            block[:, self.bad[(self.bad >= columns.start) & (self.bad < columns.stop)] - columns.start] = 0.0
+
+    def runs(self, columns: slice) -> list[Run]:
+        """The parts of blocks that some columns consist of."""
+        name = columns.start, columns.stop
+        if name not in self._runs:
+            meets = [(max(b.start, columns.start), min(b.stop, columns.stop), n) for n, b in enumerate(self.blocks)]
+            found = []
+            for _, equal in itertools.groupby((m for m in meets if m[0] < m[1]), key=lambda m: m[1] - m[0]):
+                parts = list(equal)
+                start, stop, first = parts[0][0], parts[-1][1], parts[0][2]
+                x = _split(self.x[:, start:stop], len(parts))[..., None]
+                here = slice(start - columns.start, stop - columns.start)
+                found.append(Run(slice(first, first + len(parts)), here, x))
+            self._runs[name] = found
+        return self._runs[name]
 
 
 def group_columns(contraction: Contraction) -> list[Columns]:

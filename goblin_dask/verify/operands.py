@@ -6,6 +6,7 @@ on an operand only (column norms, block norms) may be kept between the chunks th
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -95,10 +96,22 @@ class Operand:
         """Absolute values of a block, in the product's own precision."""
         block = self.values[rows, columns]
         if block.dtype == np.float32 or block.dtype == np.float64:
-            out = scratch.take(block.shape, block.dtype, block.strides, "magnitudes")
+            out = scratch.take(block.shape, block.dtype, block.strides, "changed")
             np.abs(block, out=out)
             return out
         return np.asarray(np.abs(block.astype(np.float32)))
+
+    @property
+    def single(self) -> bool:
+        """Whether its exact values are of single precision."""
+        return bool(self._exact.dtype == np.float32)
+
+    def scaled(self, rows: Any, columns: Any, factors: Array, scratch: Scratch) -> Array:
+        """A block of an operand in single precision, each column times a factor."""
+        block = self._exact[rows, columns]
+        out = scratch.take(block.shape, block.dtype, block.strides, "changed")
+        np.multiply(block, factors[columns], out=out)
+        return out
 
     def deviation(self, rows: Any, columns: Any) -> Array:
         """How uncertain the elements of a block are, because a prologue computed them; float64."""
@@ -133,16 +146,21 @@ class Scratch:
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, str], Array] = {}
+        self._views: dict[tuple[Any, ...], Array] = {}
 
     def take(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], purpose: str = "") -> Array:
         """An uninitialised array of that shape, with the memory order of those strides."""
-        size, name = int(np.prod(shape)), (np.dtype(dtype).str, purpose)
+        by_columns = len(shape) == 2 and abs(strides[0]) < abs(strides[1])
+        wanted = (shape, dtype, by_columns, purpose)
+        if (view := self._views.get(wanted)) is not None:
+            return view
+        size, name = math.prod(shape), (np.dtype(dtype).str, purpose)
         if name not in self._memory or self._memory[name].size < size:
             self._memory[name] = np.empty(max(size, BLOCK_ELEMENTS), dtype)
+            self._views.clear()
         flat = self._memory[name][:size]
-        if len(shape) == 2 and abs(strides[0]) < abs(strides[1]):
-            return flat.reshape(shape[::-1]).T
-        return flat.reshape(shape)
+        self._views[wanted] = flat.reshape(shape[::-1]).T if by_columns else flat.reshape(shape)
+        return self._views[wanted]
 
     def cast(self, block: Array, dtype: Any, purpose: str = "") -> Array:
         """`block` in another dtype."""

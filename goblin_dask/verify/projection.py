@@ -17,6 +17,9 @@ from goblin_dask.verify.tolerances import ACCEPT, ACCEPT_DOUBLE, PROJECTIONS, PR
 SMALLEST_SCALE = {"float32": 2.0**-80, "float64": 2.0**-500}
 """Columns with smaller norms share this scale: below it, flushing to zero decides, not rounding."""
 
+FEW = 40
+"""Bytes of one element of each column, up to which a block is multiplied with one column after the other."""
+
 SAFE = (1e-30, 1e30)
 """Range in which sums of products of magnitudes may be taken in float32."""
 
@@ -84,8 +87,65 @@ def prepare(
     total[group.bad] = 1.0
     total[total == 0] = 1.0
     group.scale = np.maximum(np.exp2(np.round(np.log2(total) / 2)), SMALLEST_SCALE[contraction.precision.name])
-    group.x = draw((group.width, PROJECTIONS), rng) / group.scale[:, None]
-    group.x[group.bad] = 0.0
+    group.x = draw((PROJECTIONS, group.width), rng) / group.scale
+    group.x[:, group.bad] = 0.0
+
+
+def times(block: Array, columns: Array) -> Array:
+    """Product of a block in cache with some columns.
+
+    A product of matrices copies the block first; one with each of a few vectors does not, and is faster.
+    """
+    if columns.shape[1] * columns.itemsize > FEW:
+        return np.asarray(block @ columns)
+    return np.asarray((block @ columns.T[:, :, None])[:, :, 0].T)
+
+
+def add_projections(total: Array, block: Array, group: Columns, columns: slice) -> None:
+    """Add ``block x`` for some columns of a group to `total`, of shape (blocks, projections, rows)."""
+    for run in group.runs(columns):
+        total[run.blocks] += (run.split(block)[:, None] @ run.x)[..., 0]
+
+
+def add_squares(total: Array, block: Array, group: Columns, columns: slice) -> None:
+    """Add the sums of the squares of each row, block by block, to `total`, of shape (blocks, rows)."""
+    for run in group.runs(columns):
+        part = run.split(block)
+        by_rows = part.strides[-1] == part.itemsize
+        total[run.blocks] += np.vecdot(part, part) if by_rows else np.einsum("bij,bij->bi", part, part)
+
+
+class BlockSquares:
+    """Squares of the scaled norms of each row's blocks, of a matrix that is read block by block.
+
+    Taken in float32 where the matrix is, and again in float64 where some are very small or large.
+    """
+
+    def __init__(self, operand: Operand, group: Columns, scratch: Scratch):
+        self.operand, self.group, self.scratch = operand, group, scratch
+        self.inverse = 1.0 / group.scale
+        self.factors = self.inverse.astype(np.float32)
+        self.total = np.zeros((len(group.blocks), operand.shape[0]))
+
+    def add(self, rows: slice, columns: slice, block: Array) -> None:
+        """Add a block, which is given in float64 and lost."""
+        if self.operand.single:
+            block = self.operand.scaled(rows, columns, self.factors, self.scratch)
+            self.group.clear(block, columns)
+        else:
+            block *= self.inverse[columns]
+        add_squares(self.total[:, rows], block, self.group, columns)
+
+    def found(self) -> Array:
+        """The sums, one row for each row, one column for each block."""
+        if self.operand.single and not np.all((self.total > SAFE[0]) & (self.total < SAFE[1])):
+            self.total[:] = 0.0
+            for rows, columns in self.operand:
+                block = self.operand.exact(rows, columns, self.scratch)
+                self.group.clear(block, columns)
+                block *= self.inverse[columns]
+                add_squares(self.total[:, rows], block, self.group, columns)
+        return self.total.T
 
 
 @dataclass
@@ -124,43 +184,33 @@ def project_right(
     """
     operand, blocks = contraction.right[j], len(group.blocks)
     depth = operand.shape[0]
-    projected = np.zeros((depth, blocks * PROJECTIONS))
-    squares = np.zeros((depth, blocks))
+    projected = np.zeros((blocks, PROJECTIONS, depth))
     name = ("norms", operand.key, *(contraction.right[i].key for i in group.right))
-    if statistics is None or None in name or group.bad.size:
-        known, name = None, ()
-    else:
-        known = statistics.get(name)
-    uncertain = np.zeros((depth, blocks)) if contraction.prologue else np.empty(0)
-    inverse = 1.0 / group.scale
+    kept = None if None in name or group.bad.size else statistics
+    known: Array | None = None if kept is None else kept.get(name)
+    squares = BlockSquares(operand, group, scratch)
+    uncertain = np.zeros((blocks, depth)) if contraction.prologue else np.empty((0, 0))
     sample = np.empty((depth, len(group.sampled)))
     for rows, columns in operand:
         block = operand.exact(rows, columns, scratch)
-        if group.bad.size:
-            block[:, group.bad[(group.bad >= columns.start) & (group.bad < columns.stop)] - columns.start] = 0.0
-        overlaps = group.overlaps(columns)
+        group.clear(block, columns)
         if len(chosen):
             exact[:, columns] += chosen[:, rows] @ block
             a, b = np.searchsorted(group.sampled, (columns.start, columns.stop))
             sample[rows, a:b] = block[:, group.sampled[a:b] - columns.start]
-        for number, there, here in overlaps:
-            at = slice(number * PROJECTIONS, (number + 1) * PROJECTIONS)
-            projected[rows, at] += block[:, here] @ group.x[there]
+        add_projections(projected[:, :, rows], block, group, columns)
         if known is None:
-            block *= inverse[columns]
-            for number, _, here in overlaps:
-                squares[rows, number] += np.einsum("ij,ij->i", block[:, here], block[:, here])
+            squares.add(rows, columns, block)
         if operand.coarse is not None:
-            deviation = operand.deviation(rows, columns) * inverse[columns]
-            deviation[:, group.bad[(group.bad >= columns.start) & (group.bad < columns.stop)] - columns.start] = 0.0
-            for number, _, here in overlaps:
-                uncertain[rows, number] += np.einsum("ij,ij->i", deviation[:, here], deviation[:, here])
-    if known is not None:
-        squares = known
-    elif name and statistics is not None:
-        statistics.put(name, squares)
-    norms = squares if contraction.prologue else np.empty(0)
-    return RightSide(projected, np.sqrt(squares), norms, uncertain, sample)
+            deviation = operand.deviation(rows, columns) / group.scale[columns]
+            group.clear(deviation, columns)
+            add_squares(uncertain[:, rows], deviation, group, columns)
+    if known is None:
+        known = squares.found()
+        if kept is not None:
+            kept.put(name, known)
+    norms = known if contraction.prologue else np.empty(0)
+    return RightSide(projected.reshape(blocks * PROJECTIONS, depth).T, np.sqrt(known), norms, uncertain.T, sample)
 
 
 @dataclass
@@ -179,9 +229,10 @@ def project_left(
     """Read each left operand once, and multiply it with the projections of all right operands that it meets."""
     group_of = {tile: g for g, group in enumerate(groups) for tile in group.tiles}
     sums: list[_Sums] = []
+    prologue = contraction.prologue
     for number, tile in enumerate(contraction.tiles):
         side, m = sides[group_of[number], tile.terms[0][1]], tile.output.shape[0]
-        uncertain = np.zeros((m, side.norms.shape[1])) if contraction.prologue else np.empty(0)
+        uncertain = np.zeros((m, side.norms.shape[1])) if prologue else np.empty(0)
         sums.append(
             _Sums(np.zeros((m, side.projected.shape[1])), np.zeros((m, side.weights.shape[1])), np.zeros(m), uncertain)
         )
@@ -189,8 +240,9 @@ def project_left(
         uses = [(t, sides[group_of[t], b]) for t, tile in enumerate(contraction.tiles) for a, b in tile.terms if a == i]
         if not uses:
             continue
-        projected = np.hstack([side.projected for _, side in uses])
-        weights = np.hstack([*(side.weights for _, side in uses), np.ones((operand.shape[1], 1))])
+        projected = np.asfortranarray(np.hstack([side.projected for _, side in uses]))
+        ones = np.ones((operand.shape[1], 1))
+        weights = np.asfortranarray(np.hstack([*(side.weights for _, side in uses), ones]))
         least = weights[weights > 0].min(initial=1.0)
         fast = operand.values.dtype == np.float32 and least > SAFE[0] and weights.max(initial=0.0) < SAFE[1]
         weights = weights.astype(np.float32) if fast else weights
@@ -198,10 +250,10 @@ def project_left(
         w = np.zeros((operand.shape[0], weights.shape[1]))
         for rows, columns in operand:
             block = operand.exact(rows, columns, scratch)
-            z[rows] += block @ projected[columns]
+            z[rows] += times(block, projected[columns])
             size = operand.magnitudes(rows, columns, scratch) if fast else np.abs(block, out=block)
-            w[rows] += size @ weights[columns]
-            if contraction.prologue:
+            w[rows] += times(size, weights[columns])
+            if prologue:
                 # Where errors are alike along a row (a mean's), this is too little: such rows are settled.
                 deviation = operand.deviation(rows, columns) ** 2
                 squares = operand.exact(rows, columns, scratch) ** 2 + PROLOGUE**2 * deviation
@@ -216,24 +268,18 @@ def project_left(
 
 
 def project_output(tile: Tile, group: Columns, scratch: Scratch, with_norms: bool) -> tuple[Array, Array]:
-    """``C x``, and (where asked for) the scaled norms of each row's blocks."""
+    """``C x``, one column for each row, and (where asked for) the scaled norms of each row's blocks."""
     operand, blocks = Operand(tile.output), len(group.blocks)
-    projected = np.zeros((operand.shape[0], blocks * PROJECTIONS))
-    squares = np.zeros((operand.shape[0], blocks))
-    inverse = 1.0 / group.scale
+    projected = np.zeros((blocks, PROJECTIONS, operand.shape[0]))
+    squares = BlockSquares(operand, group, scratch)
     for rows, columns in operand:
         block = operand.exact(rows, columns, scratch)
-        if group.bad.size:
-            block[:, group.bad[(group.bad >= columns.start) & (group.bad < columns.stop)] - columns.start] = 0.0
-        overlaps = group.overlaps(columns)
-        for number, there, here in overlaps:
-            at = slice(number * PROJECTIONS, (number + 1) * PROJECTIONS)
-            projected[rows, at] += block[:, here] @ group.x[there]
+        group.clear(block, columns)
+        add_projections(projected[:, :, rows], block, group, columns)
         if with_norms:
-            block *= inverse[columns]
-            for number, _, here in overlaps:
-                squares[rows, number] += np.einsum("ij,ij->i", block[:, here], block[:, here])
-    return projected, np.sqrt(squares)
+            squares.add(rows, columns, block)
+    norms = np.sqrt(squares.found()) if with_norms else np.zeros((operand.shape[0], blocks))
+    return projected.reshape(blocks * PROJECTIONS, operand.shape[0]), norms
 
 
 def residuals(
@@ -245,7 +291,7 @@ def residuals(
     # Of the rounded output at most 2/sqrt(depth) of the sum's own tolerance: not worth a pass where that is little.
     with_norms = depth < 1024 or out > u
     projected, norms = project_output(tile, group, scratch, with_norms)
-    residual = np.abs(projected - sums.projected).reshape(len(projected), len(blocks), PROJECTIONS)
+    residual = np.abs(projected - sums.projected.T).reshape(len(blocks), PROJECTIONS, len(norms)).max(axis=1).T
     inverse = np.sqrt(np.array([np.sum(group.scale[b] ** -2.0) for b in blocks]))
     floor = (depth * tiny + contraction.output_floor(tile)) * inverse + tiny * sums.magnitude[:, None] * inverse
     uncertain = PROLOGUE * np.sqrt(sums.uncertain) if contraction.prologue else 0.0
@@ -258,9 +304,9 @@ def residuals(
     top = largest(contraction.precision) / 4
     overflow = bool(np.any(sums.weights[usable] * most >= top))
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = residual.max(axis=2, initial=0.0) / limit
+        ratio = residual / limit
     # 0/0 is an exact agreement of zeros; every other NaN stays one, and is no acceptance.
-    ratio[(residual == 0).all(axis=2) & (limit == 0)] = 0.0
+    ratio[(residual == 0) & (limit == 0)] = 0.0
     ratio[~np.isfinite(limit)] = np.nan  # nothing is small beside infinity
     smallest = 0.0
     if usable.any() and group.width:
@@ -270,7 +316,8 @@ def residuals(
             excused = 2 * gamma(depth + 1, u) / np.sqrt([b.stop - b.start for b in blocks])
             limit = np.maximum(limit, excused * sums.weights)
         typical = [
-            np.quantile(limit[usable][:, b], 0.99) * np.quantile(group.scale[s], 0.99) for b, s in enumerate(blocks)
+            row * np.quantile(group.scale[s], 0.99)
+            for row, s in zip(np.quantile(limit[usable], 0.99, axis=0), blocks, strict=True)
         ]
         smallest = 2 * float(np.max(typical))
     return TileResiduals(ratio, np.flatnonzero(~usable), overflow, smallest)

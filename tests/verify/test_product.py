@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from goblin_dask.testing.matrices import ORDERS, operands
-from goblin_dask.verify.contraction import Contraction, Tile
-from goblin_dask.verify.operands import Operand, OperandStatistics
+from goblin_dask.verify.contraction import Contraction, Tile, group_columns
+from goblin_dask.verify.operands import Operand, OperandStatistics, Scratch
 from goblin_dask.verify.product import check_product
+from goblin_dask.verify.projection import BlockSquares, prepare
 from goblin_dask.verify.rows import tf32
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are among the subjects
@@ -173,6 +174,24 @@ def test_statistics_are_kept_and_bounded_and_change_nothing():
         assert 0 < statistics.nbytes <= statistics.limit
     assert statistics.get(("squares", ("b", 0))) is None
     assert statistics.get(("squares", ("b", 7))) is not None
+
+
+@pytest.mark.parametrize("size", [1.0, 0.0, 1e-22, 1e22])
+@pytest.mark.parametrize("order", "CF")
+def test_norms_of_blocks_lose_nothing_in_single_precision(size, order):
+    rng = np.random.default_rng(4)
+    b = np.asarray(rng.standard_normal((40, 2500), np.float32), order=order)
+    b[5], b[7, 9] = size * b[5], np.inf
+    contraction = Contraction([Operand(b.T)], [Operand(b)], [Tile(b.T @ b, ((0, 0),))])
+    group, scratch = group_columns(contraction)[0], Scratch()
+    prepare(group, contraction, rng, scratch, None)
+    squares = BlockSquares(contraction.right[0], group, scratch)
+    for rows, columns in contraction.right[0]:
+        squares.add(rows, columns, contraction.right[0].exact(rows, columns, scratch))
+    scaled = np.delete(b, 9, axis=1).astype(np.float64) / np.delete(group.scale, 9)
+    ends = [0, *(block.stop - 1 for block in group.blocks)]
+    right = np.transpose([(scaled[:, a:b] ** 2).sum(axis=1) for a, b in itertools.pairwise(ends)])
+    np.testing.assert_allclose(squares.found(), right, rtol=1e-5)
 
 
 def test_equal_and_opposite_errors_do_not_hide_each_other():
