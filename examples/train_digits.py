@@ -104,8 +104,8 @@ def main() -> None:
             verified[round.verified] += 1
         seconds = time.perf_counter() - started
         accuracy = trainer.evaluate((x_test, y_test), measure=right)
+        module = trainer.module().eval()
 
-    module = trainer.module().eval()
     with torch.no_grad():
         correct, count = right(module(x_test), y_test)
     print(f"training              {rounds} rounds in {seconds:.1f} s, {verified[True]} of them verified")

@@ -153,8 +153,8 @@ def main() -> None:
         windows = Windows(test, length)
         some = torch.utils.data.Subset(windows, np.linspace(0, len(windows) - 1, TESTED).astype(int))
         tested = trainer.evaluate(some)
+        module = trainer.module().eval()
 
-    module = trainer.module().eval()
     with torch.no_grad():
         tokens, following = torch.utils.data.default_collate(list(some))
         here = float(loss(module(tokens), following))
