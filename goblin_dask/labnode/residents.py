@@ -129,7 +129,7 @@ class Residents:
         """
         await self.sweep()
         while len(self._kept) >= KEPT_ACTORS:
-            idle = [key for key, kept in self._kept.items() if not kept.busy]
+            idle = [key for key, kept in list(self._kept.items()) if not kept.busy]
             if not idle:
                 raise InputError(f"{KEPT_ACTORS} actors are busy here, and no more are kept: release() some")
             await self.release(min(idle, key=lambda key: self._kept[key].last))
@@ -205,8 +205,9 @@ class Residents:
     async def sweep(self) -> None:
         """Let go of actors whose researchers have gone."""
         oldest = self._clock() - IDLE_SECONDS
-        for key in [key for key, kept in self._kept.items() if not kept.busy and kept.last < oldest]:
-            await self.release(key)
+        for key, kept in list(self._kept.items()):
+            if not kept.busy and kept.last < oldest:
+                await self.release(key)
 
     async def close(self) -> None:
         """Let go of all."""
@@ -218,7 +219,7 @@ class Residents:
         now = self._clock()
         return [
             {"key": key, "kind": kept.kind, "name": kept.name, "idle": 0.0 if kept.busy else now - kept.last}
-            for key, kept in self._kept.items()
+            for key, kept in list(self._kept.items())
         ]
 
 

@@ -286,6 +286,25 @@ def test_specs_of_another_meaning_are_none(lab, specs):
         assert lab.compute(a_round(stage, batches, specs)) == 5
 
 
+def test_a_graph_that_is_run_again_calls_again(grid, lab, monkeypatch):
+    """A sampled result was wrong: actors are asked and told anew, and tell repetitions by their numbers."""
+    settled = grid.node._cluster.settled
+    rounds = []
+
+    async def wrong_at_first(run, plugin):
+        rounds.append(run)
+        found = await settled(run, plugin)
+        return ("grid-of-a-liar",) if len(rounds) == 1 else found
+
+    monkeypatch.setattr(grid.node._cluster, "settled", wrong_at_first)
+    stage, batches = stage_of(lab, seed=1)
+    with stage:
+        assert lab.compute(a_round(stage, batches), verify="sample:0.5") == 10
+        _, order, reads = stage.call("known")
+        assert order == [0, 1, 2, 3, 4] * 2
+        assert reads == len(rounds) == 2
+
+
 def test_tasks_see_the_very_same_objects(lab):
     def exchange(keeper, x):
         given = np.array(x)
