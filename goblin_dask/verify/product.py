@@ -186,7 +186,7 @@ class _Check:
                 return
             if classes.reason:
                 judge.found("wrong", classes.reason)
-        ratio = found.residual.max(axis=1, initial=0.0)
+        ratio = found.residual.max(axis=0, initial=0.0)
         ratio[found.unusable] = 0.0
         usable = np.flatnonzero(~np.isin(chosen.rows, found.unusable))
         suspicious = ~(ratio <= 1) | self.every_row

@@ -18,7 +18,7 @@ SMALLEST_SCALE = {"float32": 2.0**-80, "float64": 2.0**-500}
 """Columns with smaller norms share this scale: below it, flushing to zero decides, not rounding."""
 
 FEW = 40
-"""Bytes of one element of each column, up to which a block is multiplied with one column after the other."""
+"""Bytes of one element of each vector, up to which a block is multiplied with one after the other."""
 
 SAFE = (1e-30, 1e30)
 """Range in which sums of products of magnitudes may be taken in float32."""
@@ -29,7 +29,7 @@ class TileResiduals:
     """What the projections of one tile say."""
 
     residual: Array
-    """Largest over the projections, for each row and block, over its tolerance: at most 1 is accepted."""
+    """Largest over the projections, for each block and row, over its tolerance: at most 1 is accepted."""
     unusable: Array
     """Rows in which a left operand is not finite (or so large that sums may overflow)."""
     overflow: bool
@@ -91,14 +91,14 @@ def prepare(
     group.x[:, group.bad] = 0.0
 
 
-def times(block: Array, columns: Array) -> Array:
-    """Product of a block in cache with some columns.
+def times(block: Array, vectors: Array) -> Array:
+    """Product of a block in cache with each of some vectors, one row for each vector.
 
     A product of matrices copies the block first; one with each of a few vectors does not, and is faster.
     """
-    if columns.shape[1] * columns.itemsize > FEW:
-        return np.asarray(block @ columns)
-    return np.asarray((block @ columns.T[:, :, None])[:, :, 0].T)
+    if len(vectors) * vectors.itemsize > FEW:
+        return np.asarray(vectors @ block.T)
+    return np.asarray((block @ vectors[:, :, None])[..., 0])
 
 
 def add_projections(total: Array, block: Array, group: Columns, columns: slice) -> None:
@@ -137,7 +137,7 @@ class BlockSquares:
         add_squares(self.total[:, rows], block, self.group, columns)
 
     def found(self) -> Array:
-        """The sums, one row for each row, one column for each block."""
+        """The sums, of shape (blocks, rows)."""
         if self.operand.single and not np.all((self.total > SAFE[0]) & (self.total < SAFE[1])):
             self.total[:] = 0.0
             for rows, columns in self.operand:
@@ -145,15 +145,15 @@ class BlockSquares:
                 self.group.clear(block, columns)
                 block *= self.inverse[columns]
                 add_squares(self.total[:, rows], block, self.group, columns)
-        return self.total.T
+        return self.total
 
 
 @dataclass
 class RightSide:
-    """Projections of one right operand, for one group."""
+    """Projections of one right operand, for one group: a column for each row of the operand."""
 
     projected: Array
-    """``B x``: one row for each row of B; projections of block 0, then of block 1, …"""
+    """``B x``: projections of block 0, then of block 1, …"""
     weights: Array
     """Block norms, which the magnitudes of A are multiplied with to get the tolerance."""
     norms: Array
@@ -189,7 +189,7 @@ def project_right(
     kept = None if None in name or group.bad.size else statistics
     known: Array | None = None if kept is None else kept.get(name)
     squares = BlockSquares(operand, group, scratch)
-    uncertain = np.zeros((blocks, depth)) if contraction.prologue else np.empty((0, 0))
+    uncertain = np.zeros((blocks, depth)) if contraction.prologue else np.empty(0)
     sample = np.empty((depth, len(group.sampled)))
     for rows, columns in operand:
         block = operand.exact(rows, columns, scratch)
@@ -210,12 +210,12 @@ def project_right(
         if kept is not None:
             kept.put(name, known)
     norms = known if contraction.prologue else np.empty(0)
-    return RightSide(projected.reshape(blocks * PROJECTIONS, depth).T, np.sqrt(known), norms, uncertain.T, sample)
+    return RightSide(projected.reshape(blocks * PROJECTIONS, depth), np.sqrt(known), norms, uncertain, sample)
 
 
 @dataclass
 class _Sums:
-    """Accumulated over the terms of one tile."""
+    """Accumulated over the terms of one tile: a column for each row of the tile."""
 
     projected: Array
     weights: Array
@@ -232,43 +232,41 @@ def project_left(
     prologue = contraction.prologue
     for number, tile in enumerate(contraction.tiles):
         side, m = sides[group_of[number], tile.terms[0][1]], tile.output.shape[0]
-        uncertain = np.zeros((m, side.norms.shape[1])) if prologue else np.empty(0)
-        sums.append(
-            _Sums(np.zeros((m, side.projected.shape[1])), np.zeros((m, side.weights.shape[1])), np.zeros(m), uncertain)
-        )
+        uncertain = np.zeros((len(side.norms), m)) if prologue else np.empty(0)
+        sums.append(_Sums(np.zeros((len(side.projected), m)), np.zeros((len(side.weights), m)), np.zeros(m), uncertain))
     for i, operand in enumerate(contraction.left):
         uses = [(t, sides[group_of[t], b]) for t, tile in enumerate(contraction.tiles) for a, b in tile.terms if a == i]
         if not uses:
             continue
-        projected = np.asfortranarray(np.hstack([side.projected for _, side in uses]))
-        ones = np.ones((operand.shape[1], 1))
-        weights = np.asfortranarray(np.hstack([*(side.weights for _, side in uses), ones]))
+        projected = np.vstack([side.projected for _, side in uses])
+        weights = np.vstack([*(side.weights for _, side in uses), np.ones(operand.shape[1])])
         least = weights[weights > 0].min(initial=1.0)
         fast = operand.values.dtype == np.float32 and least > SAFE[0] and weights.max(initial=0.0) < SAFE[1]
         weights = weights.astype(np.float32) if fast else weights
-        z = np.zeros((operand.shape[0], projected.shape[1]))
-        w = np.zeros((operand.shape[0], weights.shape[1]))
+        z = np.zeros((len(projected), operand.shape[0]))
+        w = np.zeros((len(weights), operand.shape[0]))
         for rows, columns in operand:
             block = operand.exact(rows, columns, scratch)
-            z[rows] += times(block, projected[columns])
+            z[:, rows] += times(block, projected[:, columns])
             size = operand.magnitudes(rows, columns, scratch) if fast else np.abs(block, out=block)
-            w[rows] += times(size, weights[columns])
+            w[:, rows] += times(size, weights[:, columns])
             if prologue:
                 # Where errors are alike along a row (a mean's), this is too little: such rows are settled.
                 deviation = operand.deviation(rows, columns) ** 2
                 squares = operand.exact(rows, columns, scratch) ** 2 + PROLOGUE**2 * deviation
                 for t, side in uses:
-                    sums[t].uncertain[rows] += deviation @ side.norms[columns] + squares @ side.uncertain[columns]
+                    sums[t].uncertain[:, rows] += side.norms[:, columns] @ deviation.T
+                    sums[t].uncertain[:, rows] += side.uncertain[:, columns] @ squares.T
         p = q = 0
         for t, side in uses:
-            sums[t].projected += z[:, p : (p := p + side.projected.shape[1])]
-            sums[t].weights += w[:, q : (q := q + side.weights.shape[1])]
-            sums[t].magnitude += w[:, -1]
+            sums[t].projected += z[p : (p := p + len(side.projected))]
+            sums[t].weights += w[q : (q := q + len(side.weights))]
+            sums[t].magnitude += w[-1]
     return sums
 
 
 def project_output(tile: Tile, group: Columns, scratch: Scratch, with_norms: bool) -> tuple[Array, Array]:
-    """``C x``, one column for each row, and (where asked for) the scaled norms of each row's blocks."""
+    """``C x``, and (where asked for) the scaled norms of each row's blocks: a column for each row."""
     operand, blocks = Operand(tile.output), len(group.blocks)
     projected = np.zeros((blocks, PROJECTIONS, operand.shape[0]))
     squares = BlockSquares(operand, group, scratch)
@@ -278,7 +276,7 @@ def project_output(tile: Tile, group: Columns, scratch: Scratch, with_norms: boo
         add_projections(projected[:, :, rows], block, group, columns)
         if with_norms:
             squares.add(rows, columns, block)
-    norms = np.sqrt(squares.found()) if with_norms else np.zeros((operand.shape[0], blocks))
+    norms = np.sqrt(squares.found()) if with_norms else np.zeros(squares.total.shape)
     return projected.reshape(blocks * PROJECTIONS, operand.shape[0]), norms
 
 
@@ -291,18 +289,18 @@ def residuals(
     # Of the rounded output at most 2/sqrt(depth) of the sum's own tolerance: not worth a pass where that is little.
     with_norms = depth < 1024 or out > u
     projected, norms = project_output(tile, group, scratch, with_norms)
-    residual = np.abs(projected - sums.projected.T).reshape(len(blocks), PROJECTIONS, len(norms)).max(axis=1).T
-    inverse = np.sqrt(np.array([np.sum(group.scale[b] ** -2.0) for b in blocks]))
-    floor = (depth * tiny + contraction.output_floor(tile)) * inverse + tiny * sums.magnitude[:, None] * inverse
+    residual = np.abs(projected - sums.projected).reshape(len(blocks), PROJECTIONS, projected.shape[1]).max(axis=1)
+    inverse = np.sqrt([[np.sum(group.scale[b] ** -2.0)] for b in blocks])
+    floor = (depth * tiny + contraction.output_floor(tile) + tiny * sums.magnitude) * inverse
+    floor += tiny * sum(np.sum(side.weights, axis=1, keepdims=True) for side in sides)
     uncertain = PROLOGUE * np.sqrt(sums.uncertain) if contraction.prologue else 0.0
-    floor = floor + tiny * sum(np.sum(side.weights, axis=0) for side in sides)
     double = contraction.precision == np.float64
     rounding = np.sqrt(depth) * u * sums.weights + 2 * out * norms
     limit = (ACCEPT_DOUBLE if double else ACCEPT) * rounding + 2 * floor + uncertain
-    most = np.array([group.scale[b].max(initial=0.0) for b in blocks])
-    usable = np.isfinite(sums.magnitude) & np.isfinite(sums.weights).all(axis=1)
+    most = np.array([[group.scale[b].max(initial=0.0)] for b in blocks])
+    usable = np.isfinite(sums.magnitude) & np.isfinite(sums.weights).all(axis=0)
     top = largest(contraction.precision) / 4
-    overflow = bool(np.any(sums.weights[usable] * most >= top))
+    overflow = bool(np.any(usable & (sums.weights * most >= top)))
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = residual / limit
     # 0/0 is an exact agreement of zeros; every other NaN stays one, and is no acceptance.
@@ -313,11 +311,15 @@ def residuals(
         # A wrong entry of size e moves the residual by at least e/2 over its column's scale. In float64, settling
         # excuses as much as any order of summation makes of it.
         if double:
-            excused = 2 * gamma(depth + 1, u) / np.sqrt([b.stop - b.start for b in blocks])
+            excused = 2 * gamma(depth + 1, u) / np.sqrt([[b.stop - b.start] for b in blocks])
             limit = np.maximum(limit, excused * sums.weights)
-        typical = [
-            row * np.quantile(group.scale[s], 0.99)
-            for row, s in zip(np.quantile(limit[usable], 0.99, axis=0), blocks, strict=True)
-        ]
-        smallest = 2 * float(np.max(typical))
+        smallest = 2 * max(
+            _typical(row[usable]) * _typical(group.scale[b]) for row, b in zip(limit, blocks, strict=True)
+        )
     return TileResiduals(ratio, np.flatnonzero(~usable), overflow, smallest)
+
+
+def _typical(values: Array) -> float:
+    """What 99 of 100 values do not exceed."""
+    place = -(-99 * (len(values) - 1) // 100)
+    return float(np.partition(values, place)[place])

@@ -190,7 +190,7 @@ def test_norms_of_blocks_lose_nothing_in_single_precision(size, order):
         squares.add(rows, columns, contraction.right[0].exact(rows, columns, scratch))
     scaled = np.delete(b, 9, axis=1).astype(np.float64) / np.delete(group.scale, 9)
     ends = [0, *(block.stop - 1 for block in group.blocks)]
-    right = np.transpose([(scaled[:, a:b] ** 2).sum(axis=1) for a, b in itertools.pairwise(ends)])
+    right = [(scaled[:, a:b] ** 2).sum(axis=1) for a, b in itertools.pairwise(ends)]
     np.testing.assert_allclose(squares.found(), right, rtol=1e-5)
 
 
