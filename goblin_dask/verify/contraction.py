@@ -65,6 +65,10 @@ class Contraction:
         return max(smallest_normal(tile.output.dtype), smallest_normal(self.precision))
 
 
+QUARTERS = 4
+"""Parts of a block whose projections in float32 are added in float64."""
+
+
 @dataclass(frozen=True)
 class Run:
     """Neighbouring blocks of columns, or parts of them, of which all are equally wide."""
@@ -75,10 +79,12 @@ class Run:
     """Their columns, counted from the first of those that were asked for."""
     x: Array
     """Their random numbers: (blocks, projections, columns of a block, 1)."""
+    single: Array
+    """The same in float32; where the blocks have quarters, of each quarter."""
 
-    def split(self, block: Array) -> Array:
-        """The blocks of some rows: (blocks, rows, columns of a block)."""
-        return _split(block[:, self.here], len(self.x))
+    def split(self, block: Array, parts: int = 0) -> Array:
+        """The blocks of some rows, or other equal parts: (blocks, rows, columns of a block)."""
+        return _split(block[:, self.here], parts or len(self.x))
 
 
 def _split(columns: Array, count: int) -> Array:
@@ -100,14 +106,16 @@ class Columns:
     sampled: Array = field(default_factory=lambda: np.empty(0, int))
     """Columns in which the exact rows are looked at more closely; ascending."""
     x: Array = field(default_factory=lambda: np.empty(0))
-    """Random numbers, divided by `scale`: one row for each projection."""
+    """Random numbers, divided by `scale`: one row for each projection; exact in float32 where that is multiplied."""
+    single: bool = False
+    """Whether what is in float32 may be projected in float32."""
     _runs: dict[tuple[int, int], list[Run]] = field(default_factory=dict)
 
     @cached_property
     def blocks(self) -> list[slice]:
-        """The column blocks that are projected together: equally wide, but for the last."""
+        """The column blocks that are projected together: equally wide, in quarters too, but for the last."""
         count = max(1, -(-self.width // WIDTH))
-        width = -(-self.width // count)
+        width = -(-self.width // (QUARTERS * count)) * QUARTERS
         return [slice(i * width, min((i + 1) * width, self.width)) for i in range(count)]
 
     def clear(self, block: Array, columns: slice) -> None:
@@ -122,11 +130,13 @@ class Columns:
             meets = [(max(b.start, columns.start), min(b.stop, columns.stop), n) for n, b in enumerate(self.blocks)]
             found = []
             for _, equal in itertools.groupby((m for m in meets if m[0] < m[1]), key=lambda m: m[1] - m[0]):
-                parts = list(equal)
-                start, stop, first = parts[0][0], parts[-1][1], parts[0][2]
-                x = _split(self.x[:, start:stop], len(parts))[..., None]
+                met = list(equal)
+                (start, _, first), (_, stop, _), count = met[0], met[-1], len(met)
+                x = self.x[:, start:stop]
+                parts = 1 if (stop - start) % (QUARTERS * count) else QUARTERS
                 here = slice(start - columns.start, stop - columns.start)
-                found.append(Run(slice(first, first + len(parts)), here, x))
+                single = _split(x.astype(np.float32), parts * count)[..., None]
+                found.append(Run(slice(first, first + count), here, _split(x, count)[..., None], single))
             self._runs[name] = found
         return self._runs[name]
 

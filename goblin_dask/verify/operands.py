@@ -104,7 +104,13 @@ class Operand:
     @property
     def single(self) -> bool:
         """Whether its exact values are of single precision."""
-        return bool(self._exact.dtype == np.float32)
+        return bool(self._exact.dtype == np.float32 and self.sign > 0)
+
+    def plain(self, rows: Any, columns: Any, scratch: Scratch) -> Array:
+        """A block of an operand in single precision, as it is; copied only where no product could read it in place."""
+        block = self._exact[rows, columns]
+        in_place = block.itemsize in block.strides and min(block.strides) > 0
+        return block if in_place else scratch.cast(block, np.float32, "plain")
 
     def scaled(self, rows: Any, columns: Any, factors: Array, scratch: Scratch) -> Array:
         """A block of an operand in single precision, each column times a factor."""

@@ -14,7 +14,15 @@ import numpy as np
 from goblin_dask.verify.contraction import Columns, Contraction, Tile, group_columns
 from goblin_dask.verify.nonfinite import NonFinite, check_classes
 from goblin_dask.verify.operands import Array, OperandStatistics, Scratch
-from goblin_dask.verify.projection import RightSide, TileResiduals, prepare, project_left, project_right, residuals
+from goblin_dask.verify.projection import (
+    RightSide,
+    TileResiduals,
+    compare,
+    prepare,
+    project,
+    project_left,
+    project_right,
+)
 from goblin_dask.verify.rows import (
     SAMPLED_COLUMNS,
     Sample,
@@ -132,16 +140,16 @@ class _Check:
         exact = [np.zeros((len(rows[t]), tile.output.shape[1])) for t, tile in enumerate(contraction.tiles)]
         for g, group in enumerate(self.groups):
             self._read_right(g, group, rows, exact, sides)
-        sums = project_left(contraction, self.groups, sides, scratch)
+        residuals = self._project(sides)
+        if self._repeat_in_double(residuals, sides):
+            residuals = self._project(sides)
         thresholds = [0.0] * len(contraction.tiles)
         for g, group in enumerate(self.groups):
             looks = self._sample_group(g, group, rows, sides)
             for t in group.tiles:
-                tile = contraction.tiles[t]
-                right = [sides[g, j] for _, j in tile.terms]
-                found = residuals(tile, group, contraction, sums[t], right, scratch)
-                thresholds[t] = found.smallest
-                self._judge_tile(tile, group, found, _Chosen(rows[t], exact[t], *looks[t]))
+                thresholds[t] = residuals[t].smallest
+                chosen = _Chosen(rows[t], exact[t], *looks[t])
+                self._judge_tile(contraction.tiles[t], group, residuals[t], chosen)
         self.judge.finding.thresholds = tuple(thresholds)
         return self.judge.finding
 
@@ -172,6 +180,26 @@ class _Check:
             p = 0
             for (t, _), part in zip(uses, chosen, strict=True):
                 exact[t] += products[p : (p := p + len(part))]
+
+    def _project(self, sides: dict[tuple[int, int], RightSide]) -> dict[int, TileResiduals]:
+        """What the projections of each tile say."""
+        contraction, scratch = self.contraction, self.scratch
+        sums, found = project_left(contraction, self.groups, sides, scratch), {}
+        for g, group in enumerate(self.groups):
+            for t in group.tiles:
+                right = [sides[g, j] for _, j in contraction.tiles[t].terms]
+                found[t] = compare(contraction.tiles[t], group, contraction, sums[t], right, scratch)
+        return found
+
+    def _repeat_in_double(self, found: dict[int, TileResiduals], sides: dict[tuple[int, int], RightSide]) -> bool:
+        """Project right operands in float64 where what was projected in float32 is not clearly small."""
+        again = False
+        for g, group in enumerate(self.groups):
+            if group.single and not all(found[t].clear for t in group.tiles):
+                group.single, again = False, True
+                for j in dict.fromkeys(group.right):
+                    sides[g, j].projected = project(self.contraction.right[j], group, self.scratch, single=False)
+        return again
 
     def _judge_tile(self, tile: Tile, group: Columns, found: TileResiduals, chosen: _Chosen) -> None:
         judge, contraction = self.judge, self.contraction

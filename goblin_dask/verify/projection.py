@@ -1,4 +1,4 @@
-"""First layer of the product check: random projection of column blocks, in float64.
+"""First layer of the product check: random projection of column blocks, decided in float64.
 
 With ``x`` drawn afresh from the operating system's entropy after the result was committed, ``C x`` must equal
 ``A (B x)`` up to what honest rounding explains. Every row of every column block gives one number for each projection.
@@ -7,12 +7,23 @@ With ``x`` drawn afresh from the operating system's entropy after the result was
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from goblin_dask.verify.contraction import Columns, Contraction, Tile
+from goblin_dask.verify.contraction import QUARTERS, Columns, Contraction, Tile
 from goblin_dask.verify.operands import Array, Operand, OperandStatistics, Scratch
-from goblin_dask.verify.tolerances import ACCEPT, ACCEPT_DOUBLE, PROJECTIONS, PROLOGUE, gamma, largest, smallest_normal
+from goblin_dask.verify.tolerances import (
+    ACCEPT,
+    ACCEPT_DOUBLE,
+    CLEAR,
+    LONG,
+    PROJECTIONS,
+    PROLOGUE,
+    gamma,
+    largest,
+    smallest_normal,
+)
 
 SMALLEST_SCALE = {"float32": 2.0**-80, "float64": 2.0**-500}
 """Columns with smaller norms share this scale: below it, flushing to zero decides, not rounding."""
@@ -37,13 +48,18 @@ class TileResiduals:
     smallest: float
     """Smallest single wrong entry that always shows, in 99 of 100 rows and columns."""
 
+    @property
+    def clear(self) -> bool:
+        """Whether the residuals are so small that projecting in float32 was enough."""
+        return bool(np.all(np.delete(self.residual, self.unusable, axis=1) <= CLEAR))
 
-def draw(shape: tuple[int, int], rng: np.random.Generator) -> Array:
+
+def draw(shape: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
     """Random signs times uniform numbers in [1/2, 3/2].
 
     Plain signs would miss every other pair of equal errors.
     """
-    x = rng.random(shape)
+    x = rng.random(shape, np.float32 if dtype == np.float32 else np.float64)
     x += 0.5
     return np.where(rng.integers(0, 2, shape, np.int8), x, -x)
 
@@ -87,8 +103,19 @@ def prepare(
     total[group.bad] = 1.0
     total[total == 0] = 1.0
     group.scale = np.maximum(np.exp2(np.round(np.log2(total) / 2)), SMALLEST_SCALE[contraction.precision.name])
-    group.x = draw((PROJECTIONS, group.width), rng) / group.scale
+    group.x = draw((PROJECTIONS, group.width), contraction.precision, rng) / group.scale
     group.x[:, group.bad] = 0.0
+    group.single = (
+        contraction.precision == np.float32
+        and contraction.depth(contraction.tiles[group.tiles[0]]) >= LONG
+        and not group.bad.size
+        and is_safe(total)
+    )
+
+
+def is_safe(squares: Array) -> bool:
+    """Whether numbers, given their squares, are far from where float32 ends."""
+    return bool(np.all((squares > SAFE[0]) & (squares < SAFE[1])))
 
 
 def times(block: Array, vectors: Array) -> Array:
@@ -102,9 +129,12 @@ def times(block: Array, vectors: Array) -> Array:
 
 
 def add_projections(total: Array, block: Array, group: Columns, columns: slice) -> None:
-    """Add ``block x`` for some columns of a group to `total`, of shape (blocks, projections, rows)."""
+    """Add ``block x`` for some columns of a group to `total`, of shape (blocks, parts, projections, rows)."""
     for run in group.runs(columns):
-        total[run.blocks] += (run.split(block)[:, None] @ run.x)[..., 0]
+        x = run.single if block.dtype == np.float32 else run.x
+        parts = len(x) // len(run.x)
+        found = (run.split(block, len(x))[:, None] @ x)[..., 0]
+        total[run.blocks, :parts] += found.reshape(len(run.x), parts, *found.shape[1:])
 
 
 def add_squares(total: Array, block: Array, group: Columns, columns: slice) -> None:
@@ -128,7 +158,7 @@ class BlockSquares:
         self.total = np.zeros((len(group.blocks), operand.shape[0]))
 
     def add(self, rows: slice, columns: slice, block: Array) -> None:
-        """Add a block, which is given in float64 and lost."""
+        """Add a block, as it is or in float64; one in float64 may be lost."""
         if self.operand.single:
             block = self.operand.scaled(rows, columns, self.factors, self.scratch)
             self.group.clear(block, columns)
@@ -138,7 +168,7 @@ class BlockSquares:
 
     def found(self) -> Array:
         """The sums, of shape (blocks, rows)."""
-        if self.operand.single and not np.all((self.total > SAFE[0]) & (self.total < SAFE[1])):
+        if self.operand.single and not is_safe(self.total):
             self.total[:] = 0.0
             for rows, columns in self.operand:
                 block = self.operand.exact(rows, columns, self.scratch)
@@ -148,12 +178,38 @@ class BlockSquares:
         return self.total
 
 
+def _block(operand: Operand, rows: slice, columns: slice, group: Columns, scratch: Scratch, single: bool) -> Array:
+    """A block of an operand, in float32 as it is, or in float64 without the bad columns."""
+    if single:
+        return operand.plain(rows, columns, scratch)
+    block = operand.exact(rows, columns, scratch)
+    group.clear(block, columns)
+    return block
+
+
+def project(
+    operand: Operand, group: Columns, scratch: Scratch, single: bool, squares: BlockSquares | None = None
+) -> Array:
+    """``C x`` for an output or a right operand, of shape (blocks, projections, rows), in float32 or float64.
+
+    In float32 it errs by a few roundings of the norm of a row's block: of the tolerance of a sum of k terms, that is of
+    the order of 1/k where the terms are alike in size and not in sign, and of 1/sqrt(k) where they are all alike.
+    """
+    projected = np.zeros((len(group.blocks), QUARTERS, PROJECTIONS, operand.shape[0]))
+    for rows, columns in operand:
+        block = _block(operand, rows, columns, group, scratch, single)
+        add_projections(projected[..., rows], block, group, columns)
+        if squares is not None:
+            squares.add(rows, columns, block)
+    return np.asarray(projected.sum(axis=1))
+
+
 @dataclass
 class RightSide:
     """Projections of one right operand, for one group: a column for each row of the operand."""
 
     projected: Array
-    """``B x``: projections of block 0, then of block 1, …"""
+    """``B x``, of shape (blocks, projections, rows)."""
     weights: Array
     """Block norms, which the magnitudes of A are multiplied with to get the tolerance."""
     norms: Array
@@ -184,7 +240,8 @@ def project_right(
     """
     operand, blocks = contraction.right[j], len(group.blocks)
     depth = operand.shape[0]
-    projected = np.zeros((blocks, PROJECTIONS, depth))
+    single = group.single and operand.single
+    projected = np.zeros((blocks, QUARTERS, PROJECTIONS, depth))
     name = ("norms", operand.key, *(contraction.right[i].key for i in group.right))
     kept = None if None in name or group.bad.size else statistics
     known: Array | None = None if kept is None else kept.get(name)
@@ -192,13 +249,12 @@ def project_right(
     uncertain = np.zeros((blocks, depth)) if contraction.prologue else np.empty(0)
     sample = np.empty((depth, len(group.sampled)))
     for rows, columns in operand:
-        block = operand.exact(rows, columns, scratch)
-        group.clear(block, columns)
+        block = _block(operand, rows, columns, group, scratch, single)
         if len(chosen):
-            exact[:, columns] += chosen[:, rows] @ block
+            exact[:, columns] += chosen[:, rows] @ (operand.exact(rows, columns, scratch) if single else block)
             a, b = np.searchsorted(group.sampled, (columns.start, columns.stop))
             sample[rows, a:b] = block[:, group.sampled[a:b] - columns.start]
-        add_projections(projected[:, :, rows], block, group, columns)
+        add_projections(projected[..., rows], block, group, columns)
         if known is None:
             squares.add(rows, columns, block)
         if operand.coarse is not None:
@@ -209,8 +265,11 @@ def project_right(
         known = squares.found()
         if kept is not None:
             kept.put(name, known)
+    projected = projected.sum(axis=1)
+    if single and not is_safe(known[known > 0]):
+        projected = project(operand, group, scratch, single=False)
     norms = known if contraction.prologue else np.empty(0)
-    return RightSide(projected.reshape(blocks * PROJECTIONS, depth), np.sqrt(known), norms, uncertain, sample)
+    return RightSide(projected, np.sqrt(known), norms, uncertain, sample)
 
 
 @dataclass
@@ -233,12 +292,19 @@ def project_left(
     for number, tile in enumerate(contraction.tiles):
         side, m = sides[group_of[number], tile.terms[0][1]], tile.output.shape[0]
         uncertain = np.zeros((len(side.norms), m)) if prologue else np.empty(0)
-        sums.append(_Sums(np.zeros((len(side.projected), m)), np.zeros((len(side.weights), m)), np.zeros(m), uncertain))
+        sums.append(
+            _Sums(
+                np.zeros((side.projected.shape[0] * PROJECTIONS, m)),
+                np.zeros((len(side.weights), m)),
+                np.zeros(m),
+                uncertain,
+            )
+        )
     for i, operand in enumerate(contraction.left):
         uses = [(t, sides[group_of[t], b]) for t, tile in enumerate(contraction.tiles) for a, b in tile.terms if a == i]
         if not uses:
             continue
-        projected = np.vstack([side.projected for _, side in uses])
+        projected = np.vstack([side.projected.reshape(len(side.projected) * PROJECTIONS, -1) for _, side in uses])
         weights = np.vstack([*(side.weights for _, side in uses), np.ones(operand.shape[1])])
         least = weights[weights > 0].min(initial=1.0)
         fast = operand.values.dtype == np.float32 and least > SAFE[0] and weights.max(initial=0.0) < SAFE[1]
@@ -259,37 +325,25 @@ def project_left(
                     sums[t].uncertain[:, rows] += side.uncertain[:, columns] @ squares.T
         p = q = 0
         for t, side in uses:
-            sums[t].projected += z[p : (p := p + len(side.projected))]
+            sums[t].projected += z[p : (p := p + len(side.projected) * PROJECTIONS)]
             sums[t].weights += w[q : (q := q + len(side.weights))]
             sums[t].magnitude += w[-1]
     return sums
 
 
-def project_output(tile: Tile, group: Columns, scratch: Scratch, with_norms: bool) -> tuple[Array, Array]:
-    """``C x``, and (where asked for) the scaled norms of each row's blocks: a column for each row."""
-    operand, blocks = Operand(tile.output), len(group.blocks)
-    projected = np.zeros((blocks, PROJECTIONS, operand.shape[0]))
-    squares = BlockSquares(operand, group, scratch)
-    for rows, columns in operand:
-        block = operand.exact(rows, columns, scratch)
-        group.clear(block, columns)
-        add_projections(projected[:, :, rows], block, group, columns)
-        if with_norms:
-            squares.add(rows, columns, block)
-    norms = np.sqrt(squares.found()) if with_norms else np.zeros(squares.total.shape)
-    return projected.reshape(blocks * PROJECTIONS, operand.shape[0]), norms
-
-
-def residuals(
+def compare(
     tile: Tile, group: Columns, contraction: Contraction, sums: _Sums, sides: list[RightSide], scratch: Scratch
 ) -> TileResiduals:
     """Compare the two sides of a tile's projections."""
     depth, u, out = contraction.depth(tile), contraction.roundoff, contraction.output_roundoff(tile)
     tiny, blocks = smallest_normal(contraction.precision), group.blocks
+    output = Operand(tile.output)
     # Of the rounded output at most 2/sqrt(depth) of the sum's own tolerance: not worth a pass where that is little.
-    with_norms = depth < 1024 or out > u
-    projected, norms = project_output(tile, group, scratch, with_norms)
-    residual = np.abs(projected - sums.projected).reshape(len(blocks), PROJECTIONS, projected.shape[1]).max(axis=1)
+    squares = BlockSquares(output, group, scratch) if depth < LONG or out > u else None
+    single = group.single and output.single and is_safe(sums.weights**2)
+    projected = project(output, group, scratch, single, squares)
+    norms = 0.0 if squares is None else np.sqrt(squares.found())
+    residual = np.abs(projected - sums.projected.reshape(projected.shape)).max(axis=1)
     inverse = np.sqrt([[np.sum(group.scale[b] ** -2.0)] for b in blocks])
     floor = (depth * tiny + contraction.output_floor(tile) + tiny * sums.magnitude) * inverse
     floor += tiny * sum(np.sum(side.weights, axis=1, keepdims=True) for side in sides)
