@@ -11,6 +11,7 @@ from goblin_dask.errors import InputError
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.operators import CATALOGUE, MOVEMENT
+from goblin_dask.labnode.tiled.layers import LAYERS
 from goblin_dask.labnode.tiled.program import tiled
 from goblin_dask.labnode.tiled.rules import RULES
 from goblin_dask.messages import ArraySpec
@@ -75,4 +76,5 @@ def test_a_captured_program_is_named_as_what_it_is_not():
 
 
 def test_rules_are_of_operators():
-    assert RULES.keys() <= CATALOGUE.keys()
+    assert RULES.keys() | LAYERS.keys() <= CATALOGUE.keys()
+    assert not RULES.keys() & LAYERS.keys()

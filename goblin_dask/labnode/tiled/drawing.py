@@ -1,7 +1,7 @@
-"""Arrays that are drawn, or filled, where they are used: a matrix of weights larger than any store is never kept.
+"""Arrays that are drawn, filled or turned where they are used: a matrix of weights larger than any store is never kept.
 
-What is made of keys and scalars alone costs less to make again than to move. So its tasks become parts of those that
-read them, and are done once for each of these.
+What is made of keys and scalars alone costs less to make again than to move, and a view of a block costs nothing. So
+their tasks become parts of those that read them, and are done once for each of these.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from dask.highlevelgraph import HighLevelGraph
 from goblin_dask.graphs.capture.dask_internals import Alias, GraphNode, convert_legacy_graph
 
 
-def drawn_where_used(arrays: Sequence[da.Array], drawn: set[str]) -> list[da.Array]:
-    """The same arrays, without tasks of their own for what is drawn.
+def drawn_where_used(arrays: Sequence[da.Array], drawn: set[str], views: set[str]) -> list[da.Array]:
+    """The same arrays, without tasks of their own for what is drawn or a view.
 
     Parameters
     ----------
     arrays : sequence of dask.array.Array
     drawn : set of str
         Names of arrays that are made of keys and scalars alone. Those among `arrays` keep their tasks.
+    views : set of str
+        Names of arrays each of whose blocks is a view of a block. Likewise.
     """
-    inner = drawn - {array.name for array in arrays}
-    if not inner:
+    ends = {array.name for array in arrays}
+    drawn, views = drawn - ends, views - ends
+    if not drawn and not views:
         return list(arrays)
     merged: dict[Any, Any] = {}
     for array in arrays:
@@ -35,21 +38,29 @@ def drawn_where_used(arrays: Sequence[da.Array], drawn: set[str]) -> list[da.Arr
     graph = convert_legacy_graph(merged)
     whole: dict[Any, GraphNode] = {}
 
+    def made(key: Any) -> bool:
+        """Whether it is drawn; what is drawn and then cut otherwise is too."""
+        deps = graph[key].dependencies if str(_name(key)).startswith("rechunk-") else ()
+        return _name(key) in drawn or (bool(deps) and all(map(made, deps)))
+
+    def within(key: Any) -> bool:
+        return _name(key) in views or made(key)
+
     def expanded(key: Any) -> GraphNode:
-        """A task with all that is drawn for it inside."""
+        """A task with all that is drawn or turned for it inside."""
         if key not in whole:
             node = graph[key]
-            parts = {dep: expanded(dep) for dep in node.dependencies if _name(dep) in inner}
+            parts = {dep: expanded(dep) for dep in node.dependencies if within(dep)}
             whole[key] = node.substitute(parts) if parts else node
         return whole[key]
 
-    kept = {key: expanded(key) for key in graph if _name(key) not in inner}
+    kept = {key: expanded(key) for key in graph if not within(key)}
     shared = f"tiled-{tokenize(*(array.name for array in arrays))}"
     found = []
     for array in arrays:
         name = f"drawn-{array.name}"
-        ends = {(name, *place): Alias((name, *place), (array.name, *place)) for place in np.ndindex(array.numblocks)}
-        together = HighLevelGraph({shared: kept, name: ends}, {shared: set(), name: {shared}})
+        blocks = {(name, *place): Alias((name, *place), (array.name, *place)) for place in np.ndindex(array.numblocks)}
+        together = HighLevelGraph({shared: kept, name: blocks}, {shared: set(), name: {shared}})
         found.append(da.Array(together, name, array.chunks, dtype=array.dtype, meta=array._meta))
     return found
 

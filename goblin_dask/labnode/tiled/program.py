@@ -20,12 +20,16 @@ from goblin_dask.graphs.operators.base import Kind
 from goblin_dask.graphs.program import Program
 from goblin_dask.labnode.tiled.blocks import Application, Tiles, single, spec_of
 from goblin_dask.labnode.tiled.drawing import drawn_where_used
-from goblin_dask.labnode.tiled.rules import tile
+from goblin_dask.labnode.tiled.layers import LAYERS
+from goblin_dask.labnode.tiled.rules import RULES, tile
 from goblin_dask.labnode.tiling import DEFAULT_MEMORY, task_memory
 from goblin_dask.messages import ArraySpec, GridOffer
 
 SHARE = 32
 """A block is at most this part of what a task may need: it is read with others, and kernels copy."""
+
+VIEWS = frozenset({"permute_dims", "expand_dims", "squeeze", "broadcast_to"})
+"""What is done to each block where it is read."""
 
 BLOCK_BYTES = (1 << 16, 1 << 24)
 """Bounds of a block's bytes."""
@@ -60,23 +64,26 @@ def tiled(program: Program, inputs: Sequence[Any], *, offer: GridOffer | None = 
         hint = ": captured.bound(x) gives both its program and the inputs" if hasattr(program, "bound") else ""
         raise InputError(f"a Program and its inputs are needed, got a {type(program).__name__}{hint}")
     specs = specs_of(program)
-    tiles = _tiles(offer)
+    tiles = tiles_of(offer)
     given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if len(given) != len(program.inputs):
         raise InputError(f"the program has {len(program.inputs)} inputs, {len(given)} were given")
     values = [_input(i, x, spec, tiles) for i, (x, spec) in enumerate(zip(given, program.inputs, strict=True))]
     drawn: set[str] = set()
+    views: set[str] = set()
     for node in program.nodes:
         operator = CATALOGUE[node.operator]
         operands = tuple(values[operand] for operand in node.operands)
         read = tuple(specs[operand] for operand in node.operands)
         outputs = operator.outputs_of(read, node.attributes)
         this = Application(operator, operands, operator.complete(node.attributes), read, outputs, tiles)
-        made = tile(this)
+        made = tile(this, RULES | LAYERS)
         values.extend(single(this) if made is None else made)
         if made is not None and _is_drawn(this, drawn):
             drawn.update(each.name for each in made)
-    found = tuple(drawn_where_used([values[output] for output in program.outputs], drawn))
+        elif made is not None and this.operator.name in VIEWS:
+            views.update(each.name for each in made)
+    found = tuple(drawn_where_used([values[output] for output in program.outputs], drawn, views))
     return found[0] if len(found) == 1 else found
 
 
@@ -88,7 +95,8 @@ def _is_drawn(this: Application, drawn: set[str]) -> bool:
     return elementwise and all(each.name in drawn or each.size == 1 for each in this.operands)
 
 
-def _tiles(offer: GridOffer | None) -> Tiles:
+def tiles_of(offer: GridOffer | None) -> Tiles:
+    """How large blocks are for such volunteers."""
     memory = DEFAULT_MEMORY if offer is None else task_memory(offer)
     block = min(BLOCK_BYTES[1], max(BLOCK_BYTES[0], memory // SHARE))
     return Tiles(block, offer.memory[0] if offer is not None and offer.memory else None)

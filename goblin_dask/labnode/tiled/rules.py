@@ -1,9 +1,12 @@
-"""How operators are tiled. A rule takes an `Application` and answers dask arrays; None where there is no tiled form."""
+"""How operators are tiled. A rule takes an `Application` and answers dask arrays; None where there is no tiled form.
+
+Layers of neural networks have theirs in `goblin_dask.labnode.tiled.layers`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,23 +16,23 @@ import numpy as np
 from goblin_dask.graphs.apply import applies_operators, apply
 from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, LINALG, activation
 from goblin_dask.graphs.operators.dtypes import DTYPES
-from goblin_dask.labnode.tiled.blocks import Application, Arrays, block_of_sum, blockwise
+from goblin_dask.labnode.tiled.blocks import Application, Arrays, block_of_sum, blockwise, cut
 
 Rule = Callable[[Application], Arrays | None]
-HALF = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 
 
-def tile(this: Application) -> Arrays | None:
+def tile(this: Application, rules: Mapping[str, Rule]) -> Arrays | None:
     """The outputs of an operator as dask arrays; None where it has no tiled form for such operands."""
-    rule = RULES.get(this.operator.name)
+    rule = rules.get(this.operator.name)
     if rule is None or any(0 in spec.shape for spec in (*this.specs, this.outputs[0])):
         return None
     return rule(this)
 
 
-def _then(this: Application, name: str, *operands: Any, **attributes: Any) -> da.Array:
-    """A further operator of one output."""
-    found = tile(Application.of(name, operands, this.tiles, **attributes))
+def then(this: Application, name: str, *operands: Any, **attributes: Any) -> da.Array:
+    """A further operator, of one output, that has its rule here."""
+    found = tile(Application.of(name, operands, this.tiles, **attributes), RULES)
     assert found is not None  # only of operators that are tiled whatever their operands are
     return found[0]
 
@@ -61,9 +64,11 @@ def _tree(this: Application) -> Arrays:
     axes = tuple(range(x.ndim)) if axes is None else axes
     if not axes:
         return blockwise(this, [tuple(range(x.ndim))], [tuple(range(x.ndim))])
+    if this.tiles.memory is not None:  # several parts' results are read together
+        x = cut(x, this.tiles.memory // 16)
     name = this.operator.name
     # Parts of few digits are summed up in more.
-    kept = "float32" if output.dtype in HALF and "dtype" in attributes else output.dtype
+    kept = "float32" if output.dtype in HALVES and "dtype" in attributes else output.dtype
     typed: tuple[tuple[str, Any], ...] = (("dtype", kept),) if "dtype" in attributes else ()
     again = _COMBINED[name]
     result = da.reduction(
@@ -75,21 +80,21 @@ def _tree(this: Application) -> Arrays:
         dtype=DTYPES[kept],
         meta=np.empty((0,) * len(output.shape), DTYPES[kept]),
     )
-    return (result if kept == output.dtype else _then(this, "astype", result, dtype=output.dtype),)
+    return (result if kept == output.dtype else then(this, "astype", result, dtype=output.dtype),)
 
 
 def _wide(dtype: str, target: str | None = None) -> str:
     """In which dtype a mean is taken."""
     if target is not None:
         return "float32" if target == "bfloat16" else target
-    return "float64" if DTYPES[dtype].kind in "iub" else "float32" if dtype in HALF else dtype
+    return "float64" if DTYPES[dtype].kind in "iub" else "float32" if dtype in HALVES else dtype
 
 
 def _average(this: Application, x: da.Array, axes: tuple[int, ...], keepdims: bool, dtype: str, less: Any = 0) -> Any:
-    total = _then(this, "sum", x, axes=axes, keepdims=keepdims, dtype=dtype)
+    total = then(this, "sum", x, axes=axes, keepdims=keepdims, dtype=dtype)
     count = np.intp(math.prod(x.shape[axis] for axis in axes))
     divisor: Any = count if not less else np.float64(max(count - less, 0))
-    return _then(this, "astype", _then(this, "divide", total, divisor), dtype=dtype)
+    return then(this, "astype", then(this, "divide", total, divisor), dtype=dtype)
 
 
 def _mean(this: Application) -> Arrays:
@@ -97,18 +102,18 @@ def _mean(this: Application) -> Arrays:
     axes = tuple(range(x.ndim)) if a["axes"] is None else a["axes"]
     wide = _wide(this.specs[0].dtype, a["dtype"])
     result = _average(this, x, axes, a["keepdims"], wide)
-    return (_then(this, "astype", result, dtype=this.outputs[0].dtype),)
+    return (then(this, "astype", result, dtype=this.outputs[0].dtype),)
 
 
 def _var(this: Application) -> Arrays:
     """Mean of the squares of the distances from the mean."""
     (x,), a = this.operands, this.attributes
     axes = tuple(range(x.ndim)) if a["axes"] is None else a["axes"]
-    wide = _then(this, "astype", x, dtype=_wide(this.specs[0].dtype))
-    distance = _then(this, "subtract", wide, _average(this, wide, axes, True, wide.dtype.name))
-    squares = _then(this, "square", _then(this, "abs", distance))
+    wide = then(this, "astype", x, dtype=_wide(this.specs[0].dtype))
+    distance = then(this, "subtract", wide, _average(this, wide, axes, True, wide.dtype.name))
+    squares = then(this, "square", then(this, "abs", distance))
     result = _average(this, squares, axes, a["keepdims"], squares.dtype.name, a["correction"])
-    return (_then(this, "astype", result, dtype=this.outputs[0].dtype),)
+    return (then(this, "astype", result, dtype=this.outputs[0].dtype),)
 
 
 # --- along axes -------------------------------------------------------------------------------------------------------
@@ -176,68 +181,8 @@ def _take_along(this: Application) -> Arrays | None:
     return blockwise(this, [labels, *others], [output], whole={axis, *(each[axis] for each in others)})
 
 
-# --- layers of neural networks ----------------------------------------------------------------------------------------
-def _leading(free: Callable[[Application], int]) -> Rule:
-    """Any blocks along so many leading axes of the first operand; everything else is whole."""
-
-    def rule(this: Application) -> Arrays | None:
-        count = free(this)
-        first = this.specs[0].shape[:count]
-        if count < 1 or any(output.shape[:count] != first for output in this.outputs):
-            return None
-        fresh = iter(range(count, 1 << 30))
-
-        def labelled(spec: Any, leads: bool) -> tuple[int, ...]:
-            kept = tuple(range(count)) if leads else ()
-            return (*kept, *(next(fresh) for _ in spec.shape[len(kept) :]))
-
-        labels = [labelled(spec, not number) for number, spec in enumerate(this.specs)]
-        whole = {label for each in labels for label in each if label >= count}
-        return blockwise(this, labels, [labelled(spec, True) for spec in this.outputs], whole=whole)
-
-    return rule
-
-
-def _images(this: Application) -> int:
-    """Images, and their channels where each is computed by itself."""
-    return len(this.specs[0].shape) - int(this.operator.name.removesuffix("_with_indices")[-2])
-
-
-def _rows(this: Application) -> int:
-    return len(this.specs[0].shape) - len(this.attributes["normalized_shape"])
-
-
-def _softmax(this: Application) -> Arrays:
-    rank, dim = len(this.specs[0].shape), this.attributes["dim"]
-    output = tuple(rank if axis == dim else axis for axis in range(rank))
-    return blockwise(this, [tuple(range(rank))], [output], whole={dim})
-
-
-def _embedding(this: Application) -> Arrays:
-    """All rows, of any of their columns."""
-    indices = tuple(range(2, 2 + len(this.specs[1].shape)))
-    return blockwise(this, [(0, 1), indices], [(*indices, 1)], whole={0})
-
-
-def _batch_norm(this: Application) -> Arrays:
-    """Element by element, once the channels' numbers stand beside them."""
-    x, *affine, mean, var = this.operands
-    dtype = this.outputs[0].dtype
-    wide = "float32" if dtype in HALF else dtype
-
-    def along(array: da.Array) -> da.Array:
-        return _then(this, "astype", array, dtype=wide).reshape((1, -1, *(1,) * (x.ndim - 2)))
-
-    scale = _then(this, "sqrt", _then(this, "add", along(var), np.asarray(this.attributes["eps"], wide)))
-    result = _then(this, "divide", _then(this, "subtract", _then(this, "astype", x, dtype=wide), along(mean)), scale)
-    if affine:
-        result = _then(this, "add", _then(this, "multiply", result, along(affine[0])), along(affine[1]))
-    empty = tuple(da.zeros(output.shape, dtype=DTYPES[output.dtype]) for output in this.outputs[1:])
-    return (_then(this, "astype", result, dtype=dtype), *empty)
-
-
 # --- contractions -----------------------------------------------------------------------------------------------------
-def _contract(this: Application, labels: list[tuple[int, ...]], output: tuple[int, ...]) -> Arrays | None:
+def contract(this: Application, labels: list[tuple[int, ...]], output: tuple[int, ...]) -> Arrays | None:
     """Sums of products of blocks; along one axis they are added up, block by block."""
     sizes: dict[int, set[int]] = {}
     for spec, each in zip(this.specs, labels, strict=True):
@@ -249,7 +194,7 @@ def _contract(this: Application, labels: list[tuple[int, ...]], output: tuple[in
     if any(len(sizes[label]) > 1 for label in summed):
         return None
     whole = set(summed)
-    if summed and this.outputs[0].dtype not in HALF:  # sums of few digits are taken in more, and not cut
+    if summed and this.outputs[0].dtype not in HALVES:  # sums of few digits are taken in more, and not cut
         whole.discard(max(summed, key=lambda label: max(sizes[label])))
     operands = _aligned(this.operands, labels, whole)
     aligned = Application(this.operator, operands, this.attributes, this.specs, this.outputs, this.tiles)
@@ -276,13 +221,13 @@ def _matmul(this: Application) -> Arrays | None:
     i, k, j = 100, 101, 102
     left = (*batch[len(batch) - max(0, len(a.shape) - 2) :], *(() if row else (i,)), k)
     right = (*batch[len(batch) - max(0, len(b.shape) - 2) :], k, *(() if column else (j,)))
-    return _contract(this, [left, right], (*batch, *(() if row else (i,)), *(() if column else (j,))))
+    return contract(this, [left, right], (*batch, *(() if row else (i,)), *(() if column else (j,))))
 
 
 def _vecdot(this: Application) -> Arrays | None:
     rank = len(this.outputs[0].shape)
     labels = [(*range(rank - len(spec.shape) + 1, rank), 100) for spec in this.specs]
-    return _contract(this, labels, tuple(range(rank)))
+    return contract(this, labels, tuple(range(rank)))
 
 
 def _tensordot(this: Application) -> Arrays | None:
@@ -292,13 +237,13 @@ def _tensordot(this: Application) -> Arrays | None:
     for one, other in zip(left, this.attributes["b_axes"], strict=True):
         second[other] = first[one]
     kept = [*(label for i, label in enumerate(first) if i not in left), *(label for label in second if label >= 100)]
-    return _contract(this, [tuple(first), tuple(second)], tuple(kept))
+    return contract(this, [tuple(first), tuple(second)], tuple(kept))
 
 
 def _einsum(this: Application) -> Arrays | None:
     operands, output = this.attributes["subscripts"].split("->")
     labels = [tuple(map(ord, each)) for each in operands.split(",")]
-    return _contract(this, labels, tuple(map(ord, output)))
+    return contract(this, labels, tuple(map(ord, output)))
 
 
 def _outer(this: Application) -> Arrays:
@@ -307,8 +252,8 @@ def _outer(this: Application) -> Arrays:
 
 def _addmm(this: Application) -> Arrays:
     c, a, b = this.operands
-    product = _then(this, "matmul", a, b)
-    return (_then(this, "astype", _then(this, "add", c, product), dtype=this.outputs[0].dtype),)
+    product = then(this, "matmul", a, b)
+    return (then(this, "astype", then(this, "add", c, product), dtype=this.outputs[0].dtype),)
 
 
 # --- movement: Dask's own ---------------------------------------------------------------------------------------------
@@ -317,8 +262,9 @@ def _moved(function: Callable[[da.Array, dict[str, Any]], da.Array]) -> Rule:
 
 
 def _reshape(this: Application) -> Arrays | None:
+    limit = None if this.tiles.memory is None else this.tiles.memory // 4
     try:
-        return (da.reshape(this.operands[0], this.outputs[0].shape),)
+        return (da.reshape(this.operands[0], this.outputs[0].shape, limit=limit),)
     except NotImplementedError:  # Dask merges and splits axes, and does not mix them
         return None
 
@@ -327,7 +273,7 @@ def _joined(this: Application) -> Arrays | None:
     axis = this.attributes["axis"]
     if axis is None:
         return None
-    same = [_then(this, "astype", x, dtype=this.outputs[0].dtype) for x in this.operands]
+    same = [then(this, "astype", x, dtype=this.outputs[0].dtype) for x in this.operands]
     return ((da.concatenate if this.operator.name == "concat" else da.stack)(same, axis=axis),)
 
 
@@ -340,12 +286,16 @@ def _slice(x: da.Array, a: dict[str, Any]) -> da.Array:
 
 
 def _broadcast(this: Application) -> Arrays:
+    """Blocks of the operand along the axes that it has, and no more of the new ones than make a block of good size."""
     (x,), (output,) = this.operands, this.outputs
-    chunks = list(this.tiles.chunks(output.shape, x.dtype))
-    for axis in range(1, x.ndim + 1):
-        if x.shape[-axis] == output.shape[-axis]:
-            chunks[-axis] = x.chunks[-axis]
-    return (da.broadcast_to(x, output.shape, chunks=tuple(chunks)),)
+    new = [axis for axis in range(-len(output.shape), 0) if -axis > x.ndim or x.shape[axis] != output.shape[axis]]
+    x = cut(x, this.tiles.block)
+    kept = math.prod(max(x.chunks[axis]) for axis in range(-x.ndim, 0) if axis not in new) * x.dtype.itemsize
+    limit = max(1, this.tiles.block // kept)
+    chunks = da.core.normalize_chunks("auto", tuple(output.shape[axis] for axis in new), limit=limit, dtype="u1")
+    of_new = dict(zip(new, chunks, strict=True))
+    whole = tuple(of_new[axis] if axis in of_new else x.chunks[axis] for axis in range(-len(output.shape), 0))
+    return (da.broadcast_to(x, output.shape, chunks=whole),)
 
 
 # --- arrays from nothing ----------------------------------------------------------------------------------------------
@@ -447,20 +397,5 @@ RULES: dict[str, Rule] = {
     "random_uniform": _random,
     "random_normal": _random,
     **dict.fromkeys((operator.name for operator in activation.OPERATORS), _elementwise),
-    "convolution": _leading(lambda this: 1),
-    **dict.fromkeys(
-        (
-            name
-            for name in CATALOGUE
-            if name.removesuffix("_with_indices")[-2:] in ("1d", "2d", "3d") and ("pool" in name or "upsample" in name)
-        ),
-        _leading(_images),
-    ),
-    "native_layer_norm": _leading(_rows),
-    "native_group_norm": _leading(lambda this: 1),
-    "_softmax": _softmax,
-    "_log_softmax": _softmax,
-    "embedding": _embedding,
-    "_native_batch_norm_legit_no_training": _batch_norm,
 }
-"""Rule of each operator that has a tiled form."""
+"""Rule of each operator on arrays that has a tiled form."""
