@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 
 import goblin_dask as goblin
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -53,6 +53,7 @@ def test_a_cnn_reads_digits(report):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(5400)
 def test_a_vit_reads_digits_for_a_laboratory(full, report):
     """By default it has barely begun; the laboratory is one that runs already."""
     with goblin.LocalGrid(volunteers=2) as grid:
@@ -66,6 +67,7 @@ def test_a_vit_reads_digits_for_a_laboratory(full, report):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(5400)
 def test_a_gpt_writes_python(full, report):
     """It knows more than how frequent bytes are."""
     output = run("train_gpt.py", *([] if full else ["--small"]))
