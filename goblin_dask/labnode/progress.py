@@ -23,6 +23,11 @@ PATIENCE = 0.5
 """Seconds that a job may take before it is worth a bar."""
 
 
+def seen(wanted: bool | None) -> bool:
+    """Whether to show how far something is: as it was asked for, or else where there is somebody to see it."""
+    return wanted if wanted is not None else sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
 class Bar:
     """A progress bar beside a blocking call, drawn from the job's events.
 
@@ -35,7 +40,7 @@ class Bar:
 
     def __init__(self, job: Job, wanted: bool | None):
         self._job = job
-        self._wanted = wanted if wanted is not None else sys.stderr.isatty() or "ipykernel" in sys.modules
+        self._wanted = seen(wanted)
         self._timer: threading.Timer | None = None
         self._over = threading.Event()
 
