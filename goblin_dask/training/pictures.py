@@ -102,7 +102,8 @@ def _boxes(axes: Axes, planned: Plan) -> None:
         for direction, height, there, wanted in (("forward", 0.62, 1, number < last), ("backward", 0.38, -1, number)):
             if wanted and direction in entries:
                 arrow = {"arrowstyle": "->", "color": COLOURS[direction]}
-                axes.annotate("", (number + there, height), (number, height), arrowprops=arrow, zorder=1)
+                ends = (number + 0.68 * there, height), (number + 0.32 * there, height)
+                axes.annotate("", *ends, arrowprops=arrow, zorder=1)
     axes.set(xlim=(-0.6, last + 0.6), ylim=(0, 1))
     axes.axis("off")
 
@@ -154,9 +155,10 @@ def losses(history: History, log: bool | None = None) -> Figure:
 
 def smoothed(values: Array) -> Array:
     """Means over a window around each value, of those that are finite; NaN where there is none."""
-    window = np.ones(2 * max(len(values) // 50, 2) + 1)
+    reach = max(len(values) // 50, 2)
+    window, here = np.ones(2 * reach + 1), slice(reach, reach + len(values))
     there = np.isfinite(values)
-    counts = np.convolve(there, window, "same")
-    sums = np.convolve(np.where(there, values, 0.0), window, "same")
+    counts = np.convolve(there, window)[here]
+    sums = np.convolve(np.where(there, values, 0.0), window)[here]
     means: Array = np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0.5)
     return means

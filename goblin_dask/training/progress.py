@@ -50,9 +50,7 @@ class FitBar:
         self._loss, self._verified = 0.0, True
         self._screen: _Terminal | _Notebook | _Log | None = None
         if seen(wanted):
-            self._screen = (
-                _Terminal() if sys.stderr.isatty() else _Notebook() if "ipykernel" in sys.modules else _Log()
-            )
+            self._screen = _Terminal() if sys.stderr.isatty() else _Notebook() if "ipykernel" in sys.modules else _Log()
 
     def __enter__(self) -> FitBar:
         return self
