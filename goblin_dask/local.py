@@ -180,10 +180,7 @@ class LocalGrid:
         self.gateway = self._process("gateway", self._gateway_arguments(0))
         self.address = self._up(self.gateway)["address"]
         self._port = int(self.address.rpartition(":")[2])
-        arguments = ["-m", "goblin_dask.cli", "-v", "lab", self.address, "--port", "0"]
-        arguments += ["--directory", str(self.directory / "lab")]
-        self.lab_node = self._process("lab", arguments, token=self._tokens["lab"][0], routes=self._routes)
-        where = self._up(self.lab_node)
+        where = self._start_lab_node(0)
         self.lab = Lab(where["url"], where["token"], **self._options)
         for _ in range(validators):
             self.add_validator()
@@ -193,6 +190,12 @@ class LocalGrid:
 
     def _gateway_arguments(self, port: int) -> list[str]:
         return ["-m", "goblin_dask.cli", "-v", "gateway", "run", "--port", str(port), "--database", self._database]
+
+    def _start_lab_node(self, port: int) -> dict[str, str]:
+        arguments = ["-m", "goblin_dask.cli", "-v", "lab", self.address, "--port", str(port)]
+        arguments += ["--directory", str(self.directory / "lab")]
+        self.lab_node = self._process("lab", arguments, token=self._tokens["lab"][0], routes=self._routes)
+        return self._up(self.lab_node)
 
     def _process(self, name: str, arguments: Sequence[str], **settings: str) -> Process:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -304,6 +307,14 @@ class LocalGrid:
         """Start the gateway again, at the same address."""
         self.gateway = self._process("gateway", self._gateway_arguments(self._port))
         self._up(self.gateway)
+
+    def kill_lab_node(self) -> None:
+        """End the lab node at once."""
+        self.lab_node.kill()
+
+    def restart_lab_node(self) -> None:
+        """Start the lab node again, at the same address, with what it has stored."""
+        self._start_lab_node(int(self.lab.url.rpartition(":")[2]))
 
 
 def _bytes(memory: str | int) -> int:

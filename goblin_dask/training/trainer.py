@@ -5,26 +5,28 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from dask.utils import parse_bytes
 from torch import nn
 
-from goblin_dask.errors import InputError, TooLarge
-from goblin_dask.graphs.capture.captured import CapturedProgram, capture
-from goblin_dask.graphs.capture.joint import CapturedGradients, capture_gradients
+from goblin_dask.errors import InputError
+from goblin_dask.graphs.capture.captured import capture
+from goblin_dask.graphs.capture.joint import capture_gradients
 from goblin_dask.graphs.capture.losses import Summed
-from goblin_dask.graphs.capture.torch_internals import flatten, is_tensor, to_numpy, to_tensor
-from goblin_dask.graphs.cost import peak
-from goblin_dask.graphs.program import Program
+from goblin_dask.graphs.capture.torch_internals import flatten
 from goblin_dask.labnode.client import Lab
 from goblin_dask.training import checkpoint
+from goblin_dask.training.actors import MakeOptimizer, MakeScheduler
+from goblin_dask.training.cutting import Captured, cut_forward, cut_gradients
 from goblin_dask.training.data import Batch, Position, Rows, parts
-from goblin_dask.training.graph import Part, Sums, summed
+from goblin_dask.training.graph import MicroBatch, round_graph
+from goblin_dask.training.stages import Stages
 
 EVALUATED = 64
 """Micro-batches of one job of an evaluation."""
@@ -46,6 +48,10 @@ class Round:
     """Whether every result of a volunteer was checked before it was used; not so with ``sample:p``."""
     certificate: dict[str, Any]
     """How."""
+    learning_rate: float
+    """Of the first group of parameters; NaN where no step was taken."""
+    gradient_norm: float | None
+    """Of all gradients together, before they were clipped; None where they are not."""
 
 
 class _Scored(nn.Module):
@@ -63,21 +69,26 @@ class _Scored(nn.Module):
 class Trainer:
     """Trains a model: volunteers compute gradients of micro-batches, the laboratory adds them up and steps.
 
-    The model is copied; yours stays as it is. Its modules are trained in the modes, training or evaluation, in which
-    they are given. A micro-batch is its own batch for batch normalization, whose running statistics are put together in
-    the order of the micro-batches.
+    The model is cut into as many stages as it takes for a task to fit a volunteer. Its parameters live in the
+    laboratory, where each stage has an actor with an optimizer of its own. Yours stays as it is. Its modules are
+    trained in the modes, training or evaluation, in which they are given. A micro-batch is its own batch for batch
+    normalization, whose running statistics are put together in the order of the micro-batches.
 
     Parameters
     ----------
     model : torch.nn.Module
-        One whose gradients of one micro-batch fit a volunteer's memory.
     loss : callable
         Of the model's result and the target; `goblin_dask.graphs.capture.losses.Summed` tells how it is averaged.
     optimizer : callable
-        Makes an optimizer of `torch.optim` of a list of parameters.
+        Makes an optimizer of `torch.optim` of a list of parameters. It is called once for each stage.
     lab : Lab
     micro_batch : int
         Rows of a task.
+    volunteer_memory : int or str, optional
+        What a task may take, such as ``"512 MB"``. By default what at least half of the volunteers offer that are
+        there when training begins.
+    stages : int, optional
+        How many stages; as few as fit by default.
     scheduler : callable, optional
         Makes a scheduler of `torch.optim.lr_scheduler` of the optimizer; it steps once a round.
     clip_norm : float, optional
@@ -101,10 +112,12 @@ class Trainer:
         model: nn.Module,
         *,
         loss: Callable[..., Any],
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        optimizer: MakeOptimizer,
         lab: Lab,
         micro_batch: int = 8,
-        scheduler: Callable[[Any], Any] | None = None,
+        volunteer_memory: int | str | None = None,
+        stages: int | None = None,
+        scheduler: MakeScheduler | None = None,
         clip_norm: float | None = None,
         seed: int = 0,
         verify: str | None = None,
@@ -112,25 +125,41 @@ class Trainer:
     ):
         if micro_batch < 1:
             raise InputError(f"a micro-batch has at least one row, not {micro_batch}")
+        if stages is not None and stages < 1:
+            raise InputError(f"a model has at least one stage, not {stages}")
         Summed(loss)  # refuses what cannot be averaged
         self._model, self.loss, self.lab = copy.deepcopy(model), loss, lab
         self.micro_batch, self.clip_norm, self.seed = micro_batch, clip_norm, seed
         self.verify, self.offload = verify, offload
+        self._memory, self._count = _bytes(volunteer_memory), stages
         trained = [each for each in self._model.parameters() if each.requires_grad]
         if not trained:
             raise InputError("the model has no parameter that requires a gradient")
-        self.optimizer = optimizer(trained)
-        self.scheduler = scheduler(self.optimizer) if scheduler is not None else None
+        tried = optimizer(trained)  # what is wrong with it shows here, not in the laboratory
+        if scheduler is not None:
+            scheduler(tried)
+        self._scheduled = scheduler is not None
+        self._stages = Stages(lab, self._model, optimizer, scheduler)
         self.rounds = 0
         """Rounds that were done."""
         self.position = Position()
         self._order: tuple[int, int, bool] | None = None
-        self._captures: dict[Any, CapturedGradients] = {}
-        self._scores: dict[Any, CapturedProgram] = {}
+        self._captures: dict[Any, Captured] = {}
+        self._scores: dict[Any, Captured] = {}
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self._model.parameters())
         return f"<Trainer of {type(self._model).__name__}: {size:,} parameters, {self.rounds} rounds>"
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the model in the laboratory; what was not saved is lost."""
+        self._stages.close()
 
     # --- training -----------------------------------------------------------------------------------------------------
     def fit(self, data: Any, *, rounds: int, batch: int | None = None, shuffle: bool | None = None) -> Iterator[Round]:
@@ -155,9 +184,11 @@ class Trainer:
         Raises
         ------
         TooLarge
-            When a micro-batch fits no volunteer.
+            When a part of the model that cannot be cut fits no volunteer.
         InputError
             For data that do not suit, or a model that cannot be captured.
+        ActorLost
+            When the lab node was started anew; `resume` goes on from what was saved.
         """
         rows = Rows(data)
         size = batch or rows.batch
@@ -179,80 +210,41 @@ class Trainer:
 
     def _round(self, batches: list[Batch]) -> Round:
         start = time.perf_counter()
-        state = self._state()
         captures = [self._captured(*batch) for batch in batches]
-        first = captures[0]
-        for each in captures:
-            if (each.gradients, each.state, each.folds) != (first.gradients, first.state, first.folds):
-                raise InputError(
-                    "the model has other gradients, or changes other buffers, for another micro-batch size"
-                )
-        handed = tuple(
-            (name, 2 + len(first.gradients) + place)
-            for place, name in enumerate(first.state)
-            if name not in first.folds
-        )
+        if any(captured.flow != captures[0].flow for captured in captures):
+            raise InputError("the model has other gradients, or changes other buffers, for another micro-batch size")
+        stages = self._stages
+        stages.start(captures[0].owners(stages.names))
         tasks = []
         for number, (captured, (inputs, target)) in enumerate(zip(captures, batches, strict=True)):
-            key = self._key(number) if captured.draws else None
-            named = {name: name if name in state else array for name, array in captured.parameters.items()}
-            sources = captured.sources(captured.leaves(inputs, target), named, key)
-            tasks.append(Part(captured.program(), tuple(sources), handed))
-        shared = {name: state[name] for captured in captures for name in captured.parameters if name in state}
-        sums = Sums(2, [first.folds.get(name) for name in first.state])
-        found, certificate = self._computed(
-            summed(tasks, shared, sums, [state[name] for name in first.state]), f"round {self.rounds + 1}"
-        )
-        total, counted = float(found[0]), float(found[1])
+            sources = captured.sources((inputs, target), self._key(number) if captured.draws else None)
+            tasks.append(MicroBatch(captured.cut, sources))
+        graph = round_graph(tasks, stages.owned)
+        (total, counted), certificate = self._computed(graph, f"round {self.rounds + 1}")
         loss = total / counted if counted else float("nan")
-        if counted:
-            self._step(dict(zip(first.gradients, found[2:], strict=False)), counted, loss)
-        buffers = dict(self._model.named_buffers())
-        with torch.no_grad():
-            for name, value in zip(first.state, found[2 + len(first.gradients) :], strict=True):
-                buffers[name].copy_(to_tensor(value))
+        rate, norm = stages.step(counted, loss, self.clip_norm)
         self.rounds += 1
-        verified = bool(certificate["complete"])
-        return Round(self.rounds, loss, time.perf_counter() - start, verified, certificate)
+        seconds = time.perf_counter() - start
+        return Round(self.rounds, loss, seconds, bool(certificate["complete"]), certificate, rate, norm)
 
-    def _step(self, gradients: Mapping[str, Any], count: float, loss: float) -> None:
-        parameters = dict(self._model.named_parameters())
-        for name, parameter in parameters.items():
-            parameter.grad = to_tensor(gradients[name]).div_(count) if name in gradients else None
-        if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(parameters.values()), self.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            self.scheduler.step(loss)
-        elif self.scheduler is not None:
-            self.scheduler.step()
-
-    def _captured(self, inputs: tuple[Any, ...], target: Any) -> CapturedGradients:
+    def _captured(self, inputs: tuple[Any, ...], target: Any) -> Captured:
         key = _shapes((inputs, target))
         if key not in self._captures:
-            captured = capture_gradients(self._model, self.loss, _tensors(inputs), _tensors(target))
-            self._require_room(captured.program())
-            self._captures[key] = captured
+            gradients = capture_gradients(self._model, self.loss, _tensors(inputs), _tensors(target))
+            names = self._stages.names
+            self._captures[key] = cut_gradients(gradients, (inputs, target), names, self._room(), self._count)
         return self._captures[key]
 
-    def _require_room(self, program: Program) -> None:
-        needs, offer = peak(program), self.lab.offer
-        if offer.memory and needs > offer.memory[0]:
-            raise TooLarge(
-                needs,
-                offer.memory[0],
-                "the model is trained in one piece: take a smaller micro_batch, or larger volunteers",
-            )
+    def _room(self) -> int | None:
+        """Bytes that a task may take."""
+        if self._memory is None and (offered := self.lab.offer.memory):
+            self._memory = offered[len(offered) // 2]
+        return self._memory
 
     def _key(self, number: int) -> np.ndarray[Any, Any]:
         """Two numbers that decide on the dropout of a micro-batch."""
         drawn = np.random.SeedSequence([self.seed, self.rounds, number]).generate_state(1, np.uint64)
         return np.array([drawn[0], 0], np.uint64)
-
-    def _state(self) -> dict[str, np.ndarray[Any, Any]]:
-        named = (*self._model.named_parameters(), *self._model.named_buffers())
-        return {name: np.array(to_numpy(tensor)) for name, tensor in named}
 
     def _computed(self, collection: Any, name: str) -> tuple[Any, dict[str, Any]]:
         """A lazy value, and how it was verified. Tasks are not joined: which ones would depend on who is there."""
@@ -286,46 +278,51 @@ class Trainer:
         return float(total[0] / total[1]) if total[1] else float("nan")
 
     def _scored(self, batches: list[Batch], measure: Callable[..., Any]) -> np.ndarray[Any, Any]:
-        state = {SCORED + name: array for name, array in self._state().items()}
-        tasks, shared = [], {}
+        tasks = []
         for inputs, target in batches:
             inputs, target = _tensors(inputs), _tensors(target)
             key = (measure, _shapes((inputs, target)))
             if key not in self._scores:
                 scored = _Scored(self._model, Summed(measure)).eval()
-                captured = self._scores[key] = capture(scored, target, *inputs, dynamic_batch=False)
-                if captured.draws:
+                program = capture(scored, target, *inputs, dynamic_batch=False)
+                if program.draws:
                     raise InputError("the model draws random numbers in evaluation mode")
-                self._require_room(captured.program())
+                names = {SCORED + name: name for name in self._stages.names}
+                self._scores[key] = cut_forward(program, (target, *inputs), names, self._room(), self._count)
             captured = self._scores[key]
-            named = {name: name if name in state else array for name, array in captured.parameters.items()}
-            leaves = [to_numpy(x) if is_tensor(x) else x for x in flatten(((target, *inputs), {}))[0]]
-            tasks.append(Part(captured.program(), tuple(captured.recordings.sources(leaves, named, None)[1])))
-            shared.update({name: state[name] for name in named if name in state})
-        found, _ = self._computed(summed(tasks, shared, Sums(2)), "evaluation")
-        return np.array([float(found[0]), float(found[1])])
+            tasks.append(MicroBatch(captured.cut, captured.sources((target, *inputs), None)))
+        self._stages.start(captured.owners(self._stages.names))
+        graph = round_graph(tasks, self._stages.owned, adding=False)
+        return np.array(self._computed(graph, "evaluation")[0])
 
     # --- what stays ---------------------------------------------------------------------------------------------------
     def module(self) -> nn.Module:
         """The model as it is now: an ordinary module of its own."""
         module = copy.deepcopy(self._model)
-        for parameter in module.parameters():
-            parameter.grad = None
+        found = self._stages.tensors()
+        with torch.no_grad():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                tensor.copy_(found[name])
+                tensor.grad = None
         return module
 
     def save(self, path: str | Path) -> None:
         """Keep all that the next rounds depend on, in a Zarr group; who is killed meanwhile keeps the last one."""
-        named = (*self._model.named_parameters(), *self._model.named_buffers())
         checkpoint.save(
             path,
             {
                 "rounds": self.rounds,
                 "position": dataclasses.asdict(self.position),
                 "order": self._order,
-                "options": {"micro_batch": self.micro_batch, "clip_norm": self.clip_norm, "seed": self.seed},
-                "model": {name: tensor.detach() for name, tensor in named},
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+                "options": {
+                    "micro_batch": self.micro_batch,
+                    "clip_norm": self.clip_norm,
+                    "seed": self.seed,
+                    "stages": self._count,
+                    "volunteer_memory": self._memory,
+                },
+                "scheduled": self._scheduled,
+                **self._stages.state(),
             },
         )
 
@@ -336,9 +333,9 @@ class Trainer:
         model: nn.Module,
         *,
         loss: Callable[..., Any],
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        optimizer: MakeOptimizer,
         lab: Lab,
-        scheduler: Callable[[Any], Any] | None = None,
+        scheduler: MakeScheduler | None = None,
         verify: str | None = None,
         offload: str = "always",
     ) -> Trainer:
@@ -348,7 +345,7 @@ class Trainer:
         ----------
         path
             As for `save`. Parameters, buffers, the states of optimizer and scheduler, the position in the data, seed,
-            micro-batch and clipping are read; no code is.
+            micro-batch, stages and clipping are read; no code is.
         model, loss, optimizer, lab, scheduler, verify, offload
             As they were.
 
@@ -368,23 +365,24 @@ class Trainer:
             offload=offload,
             **state["options"],
         )
-        named = dict((*trainer._model.named_parameters(), *trainer._model.named_buffers()))
-        saved = {name: (tuple(each.shape), each.dtype) for name, each in state["model"].items()}
-        given = {name: (tuple(each.shape), each.dtype) for name, each in named.items()}
-        if saved != given:
-            names = sorted(name for name in {*saved, *given} if saved.get(name) != given.get(name))
-            raise InputError(f"the model is not the one that was saved: {', '.join(names[:5])}")
-        if (state["scheduler"] is None) is not (trainer.scheduler is None):
-            raise InputError("it was saved " + ("without" if state["scheduler"] is None else "with") + " a scheduler")
-        with torch.no_grad():
-            for name, tensor in named.items():
-                tensor.copy_(state["model"][name])
-        trainer.optimizer.load_state_dict(state["optimizer"])
-        if trainer.scheduler is not None:
-            trainer.scheduler.load_state_dict(state["scheduler"])
+        if state["scheduled"] is not (scheduler is not None):
+            raise InputError("it was saved " + ("with" if state["scheduled"] else "without") + " a scheduler")
+        trainer._stages.load(state)
         trainer.rounds, trainer.position = state["rounds"], Position(**state["position"])
         trainer._order = state["order"]
         return trainer
+
+
+def _bytes(memory: int | str | None) -> int | None:
+    if memory is None:
+        return None
+    try:
+        found = parse_bytes(memory) if isinstance(memory, str) else int(memory)
+    except (TypeError, ValueError) as error:
+        raise InputError(f'volunteer_memory is a number of bytes, or such as "512 MB", not {memory!r}') from error
+    if found <= 0:
+        raise InputError(f"volunteer_memory is {memory!r}; a task takes more than that")
+    return found
 
 
 def _tensors(tree: Any) -> Any:

@@ -120,10 +120,10 @@ def test_losses_are_those_of_pytorch(grid, name, optimizer, dtype, sample, repor
     module, data = module.to(dtype), tuple(each.to(dtype) if each.is_floating_point() else each for each in data)
     before = copy.deepcopy(module.state_dict())
     wanted, there = plain(module, loss, OPTIMIZERS[optimizer], data, rounds=20, batch=12, micro_batch=4)
-    trainer = Trainer(module, loss=loss, optimizer=OPTIMIZERS[optimizer], lab=grid.lab, micro_batch=4)
+    trainer = Trainer(module, loss=loss, optimizer=OPTIMIZERS[optimizer], lab=grid.lab, micro_batch=4, stages=2)
     counted = grid.counts()["grid"]
     found = losses_of(trainer, data, 20, 12)
-    assert grid.counts()["grid"] - counted == 10 * (3 + 2)  # all micro-batches were computed by volunteers
+    assert grid.counts()["grid"] - counted == 10 * (3 + 2) * 3  # one stage forward, two back, all by volunteers
     apart = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
     assert apart <= RELATIVE[dtype]
     report(f"{name}, {optimizer}, {dtype}: losses of 20 rounds at most {apart:.1e} from PyTorch's")
@@ -173,7 +173,7 @@ def test_a_round_in_which_nothing_counts(grid):
 
 
 # --- the same, whoever is there ---------------------------------------------------------------------------------------
-DROPPING = {"loss": language, "optimizer": OPTIMIZERS["AdamW"], "micro_batch": 2}
+DROPPING = {"loss": language, "optimizer": OPTIMIZERS["AdamW"], "micro_batch": 2, "stages": 2}
 
 
 def dropping():
@@ -250,10 +250,10 @@ def test_poisoned_gradients_reach_no_optimizer(grid, dropped, verify, report):
 def test_what_does_not_fit_is_refused_with_its_numbers():
     lab = types.SimpleNamespace(offer=GridOffer(1, 1, memory=(100_000,)))
     trainer = Trainer(nn.Linear(1000, 100), loss=F.mse_loss, optimizer=OPTIMIZERS["AdamW"], lab=lab)
-    with pytest.raises(TooLarge, match="smaller micro_batch") as caught:
+    with pytest.raises(TooLarge, match="smaller micro-batches") as caught:
         next(trainer.fit((torch.randn(8, 1000), torch.randn(8, 100)), rounds=1, batch=8))
     assert caught.value.offers == 100_000
-    assert caught.value.needs > 800_000
+    assert caught.value.needs >= 800_000
 
 
 def test_what_is_refused():

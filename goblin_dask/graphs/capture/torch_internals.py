@@ -387,7 +387,11 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """An array as a tensor of its own memory."""
-    array = np.array(array)
+    return shared_tensor(np.array(array))
+
+
+def shared_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor of an array's memory."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
