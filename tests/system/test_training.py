@@ -46,6 +46,12 @@ def losses(fitting):
     return [round.loss for round in fitting]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def whole(full):
+    if not full:
+        pytest.skip("make full runs them")
+
+
 @pytest.fixture(scope="module")
 def quiet(full):
     """Losses of an undisturbed run on one volunteer."""
@@ -141,7 +147,9 @@ def test_whoever_is_killed_training_resumes(quiet, notes, tmp_path, report, full
         assert interrupted is (victim == "lab node")
         again = {note.task for note in notes.since(mark, "computes")} & {task.hex() for task in before}
         assert not again, "what was accepted is computed again"
-    report(f"{victim} killed at note {moment} of a round: {len(quiet)} losses of a quiet run; {len(before)} accepted kept")
+    report(
+        f"{victim} killed at note {moment} of a round: {len(quiet)} losses of a quiet run; {len(before)} accepted kept"
+    )
 
 
 def _kill(grid, notes, mark, moment, victim, directory, before):
@@ -185,6 +193,6 @@ def test_a_model_larger_than_its_volunteers(notes, tmp_path, full, report):
     assert not failed, "a task did not fit into what was projected"
     assert size >= 4 * max(peaks)
     report(
-        f"a model of {size / 1e6:.0f} MB on volunteers limited to {max(peaks) / 1e6:.1f} MB a task (x 1.2) beside their "
-        f"baseline: losses {', '.join(f'{loss:.4f}' for loss in found)}"
+        f"a model of {size / 1e6:.0f} MB on volunteers limited to {max(peaks) / 1e6:.1f} MB a task (x 1.2) beside "
+        f"their baseline: losses {', '.join(f'{loss:.4f}' for loss in found)}"
     )
