@@ -1,7 +1,7 @@
 """A language model of Python: a GPT on the text of Python's own standard library, trained on volunteers.
 
 Tokens are bytes. The model has 10.8 million parameters; with its gradients and what a micro-batch leaves for them it
-takes 222 MB of a volunteer. Every twentieth file is kept for the test. The unigram entropy of the text is the loss of
+needs 222 MB of memory. Every twentieth file is kept for the test. The unigram entropy of the text is the loss of
 who knows how frequent bytes are, and nothing else.
 
     python examples/train_gpt.py
@@ -114,7 +114,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, help="steps of the optimizer")
     parser.add_argument("--volunteers", type=int, default=2, help="processes on this machine")
-    parser.add_argument("--memory", default="512 MB", help="what each of them may take")
+    parser.add_argument("--memory", default="256 MB", help="what each of them may take")
     parser.add_argument("--lab", help="address of a laboratory's node; by default everything is on this machine")
     parser.add_argument("--token", help="the laboratory's")
     parser.add_argument("--seed", type=int, default=0)
