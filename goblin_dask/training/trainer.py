@@ -26,6 +26,9 @@ from goblin_dask.training.actors import MakeOptimizer, MakeScheduler
 from goblin_dask.training.cutting import Captured, cut_forward, cut_gradients
 from goblin_dask.training.data import Batch, Position, Rows, parts
 from goblin_dask.training.graph import MicroBatch, round_graph
+from goblin_dask.training.history import EarlyStop, History, Metrics
+from goblin_dask.training.plan import Plan
+from goblin_dask.training.progress import FitBar
 from goblin_dask.training.stages import Stages
 
 EVALUATED = 64
@@ -97,6 +100,13 @@ class Trainer:
         Decides on the order of the data, and on dropout.
     verify, offload : str, optional
         As for `Lab.submit`; gradients go to volunteers always, unless said otherwise.
+    metrics : callable or path, optional
+        Who is told of each round, as `goblin_dask.training.history.Metrics` does it.
+
+    Attributes
+    ----------
+    history : History
+        Rounds since this trainer was made; notebooks show their losses, and `History.save` draws them.
 
     Examples
     --------
@@ -122,6 +132,7 @@ class Trainer:
         seed: int = 0,
         verify: str | None = None,
         offload: str = "always",
+        metrics: Callable[[dict[str, Any]], object] | str | Path | None = None,
     ):
         if micro_batch < 1:
             raise InputError(f"a micro-batch has at least one row, not {micro_batch}")
@@ -140,6 +151,9 @@ class Trainer:
             scheduler(tried)
         self._scheduled = scheduler is not None
         self._stages = Stages(lab, self._model, optimizer, scheduler)
+        self.history = History()
+        self._metrics = Metrics(metrics if metrics is not None else _nobody)
+        self._bar = FitBar(0, False)
         self.rounds = 0
         """Rounds that were done."""
         self.position = Position()
@@ -162,7 +176,15 @@ class Trainer:
         self._stages.close()
 
     # --- training -----------------------------------------------------------------------------------------------------
-    def fit(self, data: Any, *, rounds: int, batch: int | None = None, shuffle: bool | None = None) -> Iterator[Round]:
+    def fit(
+        self,
+        data: Any,
+        *,
+        rounds: int,
+        batch: int | None = None,
+        shuffle: bool | None = None,
+        stop: EarlyStop | None = None,
+    ) -> Iterator[Round]:
         """Train, a round at a time.
 
         Parameters
@@ -175,6 +197,8 @@ class Trainer:
             Rows of a round; a `DataLoader`'s own by default.
         shuffle : bool, optional
             Whether each epoch has an order of its own; by default as a `DataLoader` does, and not otherwise.
+        stop : EarlyStop, optional
+            Ends it sooner.
 
         Yields
         ------
@@ -191,22 +215,51 @@ class Trainer:
             When the lab node was started anew; `resume` goes on from what was saved.
         """
         rows = Rows(data)
-        size = batch or rows.batch
-        if not size or size < 1:
-            raise InputError("say how many rows a round has: batch=64")
+        size = _batch(batch or rows.batch)
         order = (len(rows), size, rows.shuffle if shuffle is None else shuffle)
         if self._order not in (None, order):
             self.position = Position(self.position.epoch + 1)
         self._order = order
-        return self._fit(rows, rounds, order)
+        return self._fit(rows, rounds, order, stop)
 
-    def _fit(self, rows: Rows, rounds: int, order: tuple[int, int, bool]) -> Iterator[Round]:
+    def _fit(self, rows: Rows, rounds: int, order: tuple[int, int, bool], stop: EarlyStop | None) -> Iterator[Round]:
         count, batch, shuffle = order
-        for _ in range(rounds):
-            numbers = self.position.rows(count, batch, shuffle, self.seed)
-            done = self._round([rows(part) for part in parts(numbers, self.micro_batch)])
-            self.position.advance(len(numbers), count)
-            yield done
+        self._metrics.tell("begin", rounds=rounds, batch=batch)
+        with FitBar(rounds, self.lab.progress) as bar:
+            for _ in range(rounds):
+                numbers = self.position.rows(count, batch, shuffle, self.seed)
+                self._bar = bar
+                done = self._round([rows(part) for part in parts(numbers, self.micro_batch)])
+                self._bar = FitBar(0, False)  # an evaluation between two rounds is none of them
+                self.position.advance(len(numbers), count)
+                bar.told(done)
+                self.history.append(done)
+                self._metrics.told(done)
+                yield done
+                stop = stop.told(done) if stop is not None else None
+                if stop is not None and stop.over:
+                    self._metrics.tell("stopped", number=done.number, reason=f"no better {stop.measure}")
+                    return
+
+    def plan(self, data: Any, *, batch: int | None = None) -> Plan:
+        """What a round would take of volunteers, before anything runs.
+
+        Parameters
+        ----------
+        data, batch
+            As for `fit`; a micro-batch of them is captured.
+
+        Raises
+        ------
+        TooLarge, InputError
+            As `fit` would.
+        """
+        rows = Rows(data)
+        size = min(_batch(batch or rows.batch), len(rows))
+        captured = self._captured(*rows(range(min(self.micro_batch, size))))
+        count = -(-size // self.micro_batch)
+        verify = self.verify or self.lab.verify
+        return Plan.of(captured.cut, micro_batches=count, memory=self._room(), verify=verify)
 
     def _round(self, batches: list[Batch]) -> Round:
         start = time.perf_counter()
@@ -248,7 +301,10 @@ class Trainer:
 
     def _computed(self, collection: Any, name: str) -> tuple[Any, dict[str, Any]]:
         """A lazy value, and how it was verified. Tasks are not joined: which ones would depend on who is there."""
-        with self.lab.submit(collection, verify=self.verify, offload=self.offload, name=name, fuse=False) as job:
+        with (
+            self.lab.submit(collection, verify=self.verify, offload=self.offload, name=name, fuse=False) as job,
+            self._bar.beside(job),
+        ):
             return job.result(), job.certificate
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
@@ -275,7 +331,9 @@ class Trainer:
         finally:
             for each, mode in modes:
                 each.training = mode
-        return float(total[0] / total[1]) if total[1] else float("nan")
+        mean = float(total[0] / total[1]) if total[1] else float("nan")
+        self._metrics.tell("evaluated", number=self.rounds, value=mean)
+        return mean
 
     def _scored(self, batches: list[Batch], measure: Callable[..., Any]) -> np.ndarray[Any, Any]:
         tasks = []
@@ -325,6 +383,7 @@ class Trainer:
                 **self._stages.state(),
             },
         )
+        self._metrics.tell("saved", number=self.rounds, path=path)
 
     @classmethod
     def resume(
@@ -338,6 +397,7 @@ class Trainer:
         scheduler: MakeScheduler | None = None,
         verify: str | None = None,
         offload: str = "always",
+        metrics: Callable[[dict[str, Any]], object] | str | Path | None = None,
     ) -> Trainer:
         """Go on from what `save` has kept: the rounds that follow are those that would have followed.
 
@@ -346,7 +406,7 @@ class Trainer:
         path
             As for `save`. Parameters, buffers, the states of optimizer and scheduler, the position in the data, seed,
             micro-batch, stages and clipping are read; no code is.
-        model, loss, optimizer, lab, scheduler, verify, offload
+        model, loss, optimizer, lab, scheduler, verify, offload, metrics
             As they were.
 
         Raises
@@ -363,6 +423,7 @@ class Trainer:
             scheduler=scheduler,
             verify=verify,
             offload=offload,
+            metrics=metrics,
             **state["options"],
         )
         if state["scheduled"] is not (scheduler is not None):
@@ -371,6 +432,16 @@ class Trainer:
         trainer.rounds, trainer.position = state["rounds"], Position(**state["position"])
         trainer._order = state["order"]
         return trainer
+
+
+def _nobody(event: dict[str, Any]) -> None:
+    """Nobody wants to know."""
+
+
+def _batch(size: int | None) -> int:
+    if not size or size < 1:
+        raise InputError("say how many rows a round has: batch=64")
+    return size
 
 
 def _bytes(memory: int | str | None) -> int | None:

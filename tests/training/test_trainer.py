@@ -246,9 +246,32 @@ def test_poisoned_gradients_reach_no_optimizer(grid, dropped, verify, report):
     report(f"poisoned gradients, verify={verify}: {wrong}; {rounds[-1].certificate['summary']}")
 
 
+def test_what_a_researcher_sees(grid, tmp_path):
+    """A plan before anything runs, then rounds until the loss no longer falls, with events and a picture."""
+    events = []
+    module, data = nn.Linear(6, 2), (torch.randn(20, 6), torch.randn(20, 2))
+    given = {"loss": F.mse_loss, "optimizer": lambda p: torch.optim.SGD(p, lr=0.0), "lab": grid.lab, "micro_batch": 4}
+    trainer = Trainer(module, metrics=events.append, **given)
+    counted = grid.counts()["grid"]
+    plan = trainer.plan(data, batch=20)
+    assert plan.micro_batches == 5
+    assert "backward" in str(plan)
+    assert grid.counts()["grid"] == counted
+    rounds = list(trainer.fit(data, rounds=9, batch=20, stop=goblin.training.EarlyStop(patience=2)))
+    assert [each.number for each in rounds] == [1, 2, 3]  # one that improves on nothing, and two that do not improve
+    assert list(trainer.history) == rounds
+    trainer.save(tmp_path / "run.zarr")
+    trainer.evaluate(data)
+    names = [event["event"] for event in events]
+    assert names == ["begin", "round", "round", "round", "stopped", "saved", "evaluated"]
+    assert [event["loss"] for event in events[1:4]] == [each.loss for each in rounds]
+    trainer.history.save(tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 def test_what_does_not_fit_is_refused_with_its_numbers():
-    lab = types.SimpleNamespace(offer=GridOffer(1, 1, memory=(100_000,)))
+    lab = types.SimpleNamespace(offer=GridOffer(1, 1, memory=(100_000,)), progress=False)
     trainer = Trainer(nn.Linear(1000, 100), loss=F.mse_loss, optimizer=OPTIMIZERS["AdamW"], lab=lab)
     with pytest.raises(TooLarge, match="smaller micro-batches") as caught:
         next(trainer.fit((torch.randn(8, 1000), torch.randn(8, 100)), rounds=1, batch=8))
