@@ -25,7 +25,7 @@ from goblin_dask.graphs.capture.dask_internals import check_names, collections_i
 from goblin_dask.labnode.assemble import Values, join
 from goblin_dask.labnode.jobs import FINAL, Result, Submission, Target
 from goblin_dask.labnode.lab_actor import LabActor
-from goblin_dask.labnode.line import Line
+from goblin_dask.labnode.line import Line, Releases
 from goblin_dask.labnode.plan import Declared
 from goblin_dask.labnode.progress import Bar, job_html, stands_still
 from goblin_dask.messages import GridOffer
@@ -321,7 +321,7 @@ def declared(array: da.Array) -> Declared:
     return Declared(array.name, array.chunks, array.dtype.name)
 
 
-class Job:
+class Job(Releases):
     """A job on the lab node.
 
     As a context manager it lets go of the job, and of its results in the laboratory, at the end.
@@ -341,16 +341,6 @@ class Job:
         self._result: Any = None
         self._certificate: dict[str, Any] | None = None
         self._has_result = False
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            self.release()
-        except ConnectionLost:
-            if error is None:
-                raise
 
     def __repr__(self) -> str:
         progress = self._last["progress"]

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from goblin_dask.errors import ConnectionLost, InputError
+from goblin_dask.errors import InputError
 from goblin_dask.labnode import parcels
+from goblin_dask.labnode.line import Releases
 from goblin_dask.labnode.residents import ActorRef
 
 if TYPE_CHECKING:
     from goblin_dask.labnode.client import Lab
 
 
-class LabActor:
+class LabActor(Releases):
     """An actor in the laboratory. Thread-safe; a context manager, which releases it at the end.
 
     It lives until it is released, as `goblin_dask.labnode.residents` tells. Pickled, as an argument of a task for
@@ -40,16 +41,6 @@ class LabActor:
 
     def __repr__(self) -> str:
         return f"<LabActor {self.key}>"
-
-    def __enter__(self) -> LabActor:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            self.release()
-        except ConnectionLost:
-            if error is None:
-                raise
 
     def __reduce__(self) -> tuple[type[ActorRef], tuple[str]]:
         return ActorRef, (self.key,)

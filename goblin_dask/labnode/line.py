@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -18,6 +18,24 @@ from goblin_dask.labnode import parcels
 from goblin_dask.labnode.parcels import Pieces
 from goblin_dask.store.buffers import array_of, dtype_of, nbytes
 from goblin_dask.store.refs import ChunkRef
+
+
+class Releases:
+    """A context manager that lets go of something in the laboratory at its end."""
+
+    def release(self) -> None:
+        """Let go of it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            self.release()
+        except ConnectionLost:
+            if error is None:
+                raise
 
 
 class Line:
