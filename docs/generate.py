@@ -10,7 +10,7 @@ from pathlib import Path
 from goblin_dask.graphs.backends.pytorch_kernels import OWN
 from goblin_dask.graphs.operators import CATALOGUE
 from goblin_dask.graphs.standard import STANDARD, support
-from goblin_dask.labnode.tiled.rules import RULES
+from goblin_dask.labnode.tiled.program import IN_BLOCKS
 
 HERE = Path(__file__).parent
 
@@ -33,7 +33,7 @@ def operators() -> str:
         kinds = ", ".join(sorted(kind.name.lower() for kind in operator.kinds))
         attributes = ", ".join(f"`{attribute}`" for attribute in operator.attributes) or "–"
         operands = "any" if operator.arity is None else str(operator.arity)
-        more = " | ".join("yes" if name in table else "–" for table in (RULES, OWN))
+        more = " | ".join("yes" if name in table else "–" for table in (IN_BLOCKS, OWN))
         row = f"| `{name}` | {operator.summary} | {kinds} | {operands} | {attributes} | {operator.check} | {more} |"
         lines.append(row)
     return "\n".join(lines) + "\n"

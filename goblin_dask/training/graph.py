@@ -108,7 +108,6 @@ class Adds:
     state: tuple[tuple[str, Fold | None], ...]
 
     def __call__(self, before: Any, *values: Any) -> int:
-        _refuse_tracers(before, *values)
         given = iter(values)
         gradients = {name: [next(given) for _ in range(count)] for name, count in self.gradients}
         state = {name: (fold, next(given)) for name, fold in self.state}
@@ -116,17 +115,16 @@ class Adds:
 
 
 def counted(pairs: Sequence[tuple[Any, Any]], added: Sequence[Any]) -> tuple[float, float]:
-    """Sums over micro-batches of losses and of what they are divided by, in float64 and in their order."""
-    _refuse_tracers(*(each for pair in pairs for each in pair), *added)
+    """Sums over micro-batches of losses and of what they are divided by, in float64 and in their order.
+
+    They wait for what was `added`.
+    """
+    if any(isinstance(each, Tracer) for pair in pairs for each in pair):
+        raise NotTraceable("sums over micro-batches are made in the laboratory, in their order")
     total = count = 0.0
     for loss, weight in pairs:
         total, count = total + float(loss), count + float(weight)
     return total, count
-
-
-def _refuse_tracers(*values: Any) -> None:
-    if any(isinstance(each, Tracer) for each in values):
-        raise NotTraceable("sums over micro-batches are made in the laboratory, in their order")
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------

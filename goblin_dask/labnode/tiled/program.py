@@ -28,6 +28,9 @@ from goblin_dask.messages import ArraySpec, GridOffer
 SHARE = 32
 """A block is at most this part of what a task may need: it is read with others, and kernels copy."""
 
+IN_BLOCKS = RULES | LAYERS
+"""By operator, how it is computed in blocks."""
+
 VIEWS = frozenset({"permute_dims", "expand_dims", "squeeze", "broadcast_to"})
 """What is done to each block where it is read."""
 
@@ -77,7 +80,7 @@ def tiled(program: Program, inputs: Sequence[Any], *, offer: GridOffer | None = 
         read = tuple(specs[operand] for operand in node.operands)
         outputs = operator.outputs_of(read, node.attributes)
         this = Application(operator, operands, operator.complete(node.attributes), read, outputs, tiles)
-        made = tile(this, RULES | LAYERS)
+        made = tile(this, IN_BLOCKS)
         values.extend(single(this) if made is None else made)
         if made is not None and _is_drawn(this, drawn):
             drawn.update(each.name for each in made)
