@@ -5,8 +5,8 @@ compute with PyTorch, everything on this machine. The peer accumulates the gradi
 process with two threads. Rounds of the peer and of the grid alternate; printed are the medians' ratios, and the bytes
 that moved over those of the results, of what pieces read of each other, and of parameters, once for each volunteer.
 
-Volunteers that are new are checked always, whatever share was asked for: so that the share is what is measured, the
-gateway's database is told before the first round that these have delivered much.
+Volunteers that are new are checked always, whatever share was asked for, and their replicas are audited more often: so
+that what is asked for is measured, the gateway's database is told first that these have delivered much.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sqlite3
 import statistics
 import time
 
+import dask.array as da
 import torch
 from torch.nn import functional as F
 
@@ -65,7 +66,9 @@ class Peer:
 
 
 def trusted(grid):
-    """Let the volunteers have a long history."""
+    """Let the volunteers have a long history: they are known after a few blocks of a product."""
+    x = da.ones((2048, 2048), chunks=512, dtype="f4")
+    grid.lab.compute(x @ x, offload="always", verify="auto")
     grid.gateway.stop()
     with sqlite3.connect(grid.directory / "gateway.sqlite") as database:
         changed = database.execute("UPDATE reputations SET flops = 1e30, accepted = 1000").rowcount
@@ -100,9 +103,8 @@ def main() -> None:
             plan = trainer.plan(data(), batch=BATCH)
             peer = Peer()
             ours = trainer.fit(data(), rounds=options.rounds + 1, batch=BATCH)
-            next(ours), peer.round()  # captured, and known
-            if policy.startswith("sample"):
-                trusted(grid)
+            trusted(grid)
+            next(ours), peer.round()  # what is done once
             rounds, peers = [], []
             for done in ours:
                 rounds.append(done)
