@@ -309,16 +309,24 @@ class Run:
 
     async def recheck(self, key: str) -> bool:
         """Have a finished task verified in full; whether its result stands. On the loop of Dask's scheduler."""
-        program, inputs, outputs = self._unchecked.pop(key, (None, (), ()))
-        if program is None:
+        if (task := self._unchecked.pop(key, None)) is None:
             return True
+        self._keep(f"recheck-{key}", (*task[1], *task[2]))  # Dask may let go of it meanwhile, when all have read it
+        try:
+            return await self._recheck(key, *task)
+        finally:
+            self._keep(f"recheck-{key}", ())
+
+    async def _recheck(
+        self, key: str, program: Prepared, inputs: tuple[ChunkRef, ...], outputs: tuple[ChunkRef, ...]
+    ) -> bool:
         order = Order(program, inputs, self.priority_of(key), m.Policy(), self._job)
         try:
             accepted = await asyncio.wrap_future(self._link.submit(order))
         except NotOnGrid:
-            work = asyncio.get_running_loop().run_in_executor
-            return await work(self._pool, self._stands, program.program, inputs, outputs)
-        # where machines round differently an honest result may have another digest: then the verified one is used
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._pool, self._stands, program.program, inputs, outputs)
+        # an honest result may have another digest, where machines round differently: then the verified one is used
         return [ref.digest for ref in accepted.outputs] == [ref.digest for ref in outputs]
 
     def _stands(self, program: Program, inputs: tuple[ChunkRef, ...], outputs: tuple[ChunkRef, ...]) -> bool:
