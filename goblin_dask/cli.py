@@ -62,6 +62,7 @@ _database_option = click.option("--database", help="SQLAlchemy URL; SQLite in yo
 @click.option("--port", type=PORT, help="8787 by default, 0 for any free one.")
 @_database_option
 @click.option("--open/--closed", "open_", default=False, help="Admit volunteers without a token.")
+@click.option("--trust-owners", is_flag=True, help="Let owners in one network check each other's results.")
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="PEM file, for goblins://.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), help="PEM file of its key.")
 @_ready
@@ -70,6 +71,7 @@ def gateway_run(
     port: int | None,
     database: str | None,
     open_: bool,
+    trust_owners: bool,
     certificate: str | None,
     key: str | None,
     ready_fd: int | None,
@@ -85,6 +87,7 @@ def gateway_run(
             port=config.get("gateway.port", port),
             database=_database(database),
             open=open_,
+            trust_owners=trust_owners,
             tls=tls,
         )
     )

@@ -118,6 +118,8 @@ class Process:
 class LocalGrid:
     """Gateway, lab node, validators and volunteers on this machine; a context manager.
 
+    Its volunteers are owners of their own, and taken for independent of each other.
+
     Parameters
     ----------
     volunteers, validators : int
@@ -189,7 +191,8 @@ class LocalGrid:
         self.wait(volunteers, validators)
 
     def _gateway_arguments(self, port: int) -> list[str]:
-        return ["-m", "goblin_dask.cli", "-v", "gateway", "run", "--port", str(port), "--database", self._database]
+        arguments = ["-m", "goblin_dask.cli", "-v", "gateway", "run", "--port", str(port), "--database", self._database]
+        return [*arguments, "--trust-owners"]
 
     def _start_lab_node(self, port: int) -> dict[str, str]:
         arguments = ["-m", "goblin_dask.cli", "-v", "lab", self.address, "--port", str(port)]

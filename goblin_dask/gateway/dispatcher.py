@@ -373,7 +373,7 @@ class Dispatcher:
         size = sum(nbytes(spec) for spec in task.outputs)
         ticket = make_ticket(lab.name, task, lab.place, size, self.now, event.needs, event.outline)
         # Where nobody can make a replica nobody is waited for: at once if none was asked for, else after some patience.
-        waited = task.policy.method == "auto" or self.leases.pool.alone(self.now - self.limits.patience)
+        waited = task.policy.method != "replicate" or self.leases.pool.alone(self.now - self.limits.patience)
         ticket.life.alone = waited and not self.leases.pool.independent
         lab.tickets[task.task] = ticket
         self.outcomes.totals.submitted(ticket)

@@ -274,11 +274,9 @@ class Gateway:
     def _join(self, peer: Peer) -> None:
         peer.joined.set()
         holding, peer.holding = peer.holding, ()
-        self._handle(
-            e.WorkerJoined(
-                peer.worker, peer.role, peer.owner, peer.network, peer.machine, holding, place=place_of(peer.address)
-            )
-        )
+        network = f"of {peer.owner}" if self.config.trust_owners else peer.network
+        place = place_of(peer.address)
+        self._handle(e.WorkerJoined(peer.worker, peer.role, peer.owner, network, peer.machine, holding, place=place))
 
         if peer.session is None or not peer.session.connected.is_set():
             self._handle(e.WorkerAway(peer.worker))

@@ -28,6 +28,8 @@ class GatewayConfig:
     """Whether peers' addresses are those that a proxy in front puts into ``X-Forwarded-For``."""
     network: Callable[[str], str] = network_of
     """Network of a peer's address: owners of one network are not taken for independent."""
+    trust_owners: bool = False
+    """Whether owners are taken for independent though they are of one network: for a grid inside one institution."""
     probe: bool = True
     """Whether a volunteer's arithmetic is measured before it gets work."""
     tls: ssl.SSLContext | None = None

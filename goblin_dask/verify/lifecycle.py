@@ -217,12 +217,14 @@ class TaskLife(Replication):
         attempt.state, attempt.sent = "uploaded", max(0, sent)
         # Drawn after it has committed, and known to nobody: two who have met cannot foresee it.
         attempt.audit, attempt.audited = audit, rng.random() < audit
+        if not policies.checked(self.policy, share=share, rng=rng):
+            return self._accept(attempt, None)
+        if self.policy.method == "sample":
+            self.policy = m.Policy()
         if self.replicated:
             if self.alone or suspicious:
                 return self._order(attempt, Order(policies.alone(self.policy, suspicious=suspicious)))
             return self._pair(attempt)
-        if not policies.sampled(self.policy, share=share, rng=rng):
-            return self._accept(attempt, None)
         return self._order(attempt, Order(policies.order(self.policy, suspicious=suspicious)))
 
     def expire(self, name: str) -> list[Effect]:
@@ -330,6 +332,8 @@ class TaskLife(Replication):
         if attempt is None:
             return []
         self.state, self.policy = "open", m.Policy()
+        if self.replicated and not self.alone and method == "auto":
+            return self._rest(attempt)
         return self._order(attempt, Order(method))
 
     @property
@@ -403,6 +407,7 @@ class TaskLife(Replication):
         agreeing = [attempt]
         if report is not None and attempt.order is not None and attempt.order.replica is not None:
             agreeing.append(attempt.order.replica)
+        used = min(agreeing, key=lambda one: one.since)  # perhaps others use it already, without a check
         effects: list[Effect] = [] if report is None else [Credit(one, report) for one in agreeing]
         for one in agreeing:
             one.state, one.order = "accepted", attempt.order  # a replica has been checked by being compared
@@ -417,16 +422,17 @@ class TaskLife(Replication):
             attempts=self._leases,
             rejected=self._rejected,
             check_seconds=self._check_seconds,
-            compute_seconds=attempt.seconds,
-            bytes_in=attempt.fetched,
-            bytes_out=attempt.sent,
+            compute_seconds=used.seconds,
+            bytes_in=used.fetched,
+            bytes_out=used.sent,
             flops=self.task.flops,
             spent=self.task.flops * self._computed + self._check_flops,
         )
-        effects.append(Accepted(attempt.outputs, verdict, attempt))
-        for other in agreeing[1:]:
-            effects += self._drop(other)
-        return effects + self._close(attempt)
+        effects.append(Accepted(used.outputs, verdict, used))
+        for other in agreeing:
+            if other is not used:
+                effects += self._drop(other)
+        return effects + self._close(used)
 
     def _blame(self, attempt: Attempt, report: m.CheckReport, now: float) -> list[Effect]:
         attempt.state = "wrong"

@@ -54,13 +54,14 @@ def written(policy: Policy) -> str:
     return f"sample:{policy.probability:g}" if policy.method == "sample" else policy.method
 
 
-def sampled(policy: Policy, *, share: float, rng: random.Random) -> bool:
-    """Whether a result that has just been committed and handed in is to be checked.
+def checked(policy: Policy, *, share: float, rng: random.Random) -> bool:
+    """Whether a result that has just been committed and handed in is checked before it is used.
 
-    To be asked after the commitment only: a volunteer that could foresee the draw would lie on the others. `share` is
-    the least probability with which its host is to be checked: 1 for one that is new, or was ever proven wrong.
+    To be asked after the commitment only: a volunteer that could foresee the draw would lie on the others. With
+    ``sample:p`` it is with probability `share`, for its host's sake: 1 for one that is new, or was ever proven wrong.
+    The laboratory draws what is sampled among the others, while they are used (`goblin_dask.verify.sampling`).
     """
-    return policy.method != "sample" or rng.random() < max(policy.probability, share)
+    return policy.method != "sample" or rng.random() < share
 
 
 def order(policy: Policy, *, suspicious: bool) -> CheckMethod:

@@ -163,21 +163,6 @@ def test_unchecked_results_are_marked_and_are_no_success(grid):
     assert (record.accepted, record.quota) == (ENOUGH, 2.0)
 
 
-def test_the_share_of_sampled_results():
-    grid = Simulated(seed=5)
-    grid.lab()
-    grid.validator(slots=64)
-    grid.volunteer("a")
-    grid.know("a")
-    for number in range(400):
-        lease = only(leases(grid.submit(task(number, policy=m.Policy("sample", 0.25)))))
-        for check in checks(grid.hand_in(lease)):
-            grid.report(check)
-    methods = grid.dispatcher.snapshot()["methods"]
-    assert methods["unchecked"] + methods["algebraic"] == 400
-    assert 70 <= methods["algebraic"] <= 130
-
-
 def test_one_mismatch_reopens_all_that_nobody_checked(grid):
     grid.know("a")
     grid.leave("b")
@@ -188,7 +173,7 @@ def test_one_mismatch_reopens_all_that_nobody_checked(grid):
         given.append(lease)
         grid.hand_in(lease)
     assert grid.dispatcher.outcomes.unchecked_count == 5
-    lease = only(leases(grid.submit(task("sampled", policy=m.Policy("sample", 1.0)))))
+    lease = only(leases(grid.submit(task("sampled"))))
     grid.volunteer("b")
     out = grid.report(only(checks(grid.hand_in(lease, (blob("lie"),)))), "wrong")
     assert {t.task for t in told(out, m.TaskReopened)} == {d.task for d in given}

@@ -8,7 +8,6 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 
 import dask.array as da
 import msgspec
@@ -40,19 +39,11 @@ JOBS = 20
 """At most, until a liar has lied often enough."""
 
 
-class Apart(LocalGrid):
-    """Its volunteers count as independent of each other; those of one network would not."""
-
-    def _gateway_arguments(self, port):
-        _, _, *arguments = super()._gateway_arguments(port)
-        return [str(Path(__file__).with_name("networks.py")), *arguments]
-
-
 class Grid:
     """Two honest volunteers, and one liar after the other."""
 
     def __init__(self, directory):
-        self.grid = Apart(volunteers=HONEST, offload="always", directory=directory, progress=False)
+        self.grid = LocalGrid(volunteers=HONEST, offload="always", directory=directory, progress=False)
         self.lab, self.directory = self.grid.lab, directory
         self.rng = np.random.default_rng(20260101)
         self._numbers = itertools.count()

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from goblin_dask.digest import digest
+from goblin_dask.labnode.execute import Run
 from goblin_dask.messages import BlobRef
 from goblin_dask.testing.inprocess import InProcessGrid
 from goblin_dask.verify.lifecycle import TaskLife
 from goblin_dask.verify.reputation import Reputation
+from goblin_dask.verify.sampling import SampledRecheck
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -29,8 +31,8 @@ class Draw:
     ("lies", "sampled"), [({5}, {5}), ({3, 9}, {9})], ids=["the sampled chunk", "another chunk of its volunteer"]
 )
 def test_the_only_lie_is_in(tmp_path, monkeypatch, report, lies, sampled):
-    """The first volunteer lies in some of its answers; only what is in `sampled` is drawn on its arrival."""
-    answers, lied = [], {}
+    """The first volunteer lies in some of its answers; the laboratory draws those in `sampled`, and no others."""
+    answers, lied, digests = [], {}, {}
 
     def tamper(number, runner):
         if number:
@@ -46,18 +48,25 @@ def test_the_only_lie_is_in(tmp_path, monkeypatch, report, lies, sampled):
                 for output in outputs:
                     data = np.frombuffer(output.ref.inline, output.ref.spec.dtype) + 1
                     output.ref = BlobRef(digest(data), output.ref.spec, output.ref.nbytes, data.tobytes())
+                    digests[output.ref.digest] = len(answers)
             return outputs, seconds
 
         runner._compute = lie
 
-    upload = TaskLife.upload
-    reopened = []
+    finished, transition, recheck = Run._finished, SampledRecheck.transition, TaskLife.recheck
+    drawn, reopened = set(), []
 
-    def drawn(life, name, *, rng, **more):
-        return upload(life, name, rng=Draw(lied.get(name) in sampled), **more)
+    def noted(run, key, call, outputs):
+        if any(digests.get(output.digest) in sampled for output in outputs):
+            drawn.add(key)
+        return finished(run, key, call, outputs)
 
-    recheck = TaskLife.recheck
-    monkeypatch.setattr(TaskLife, "upload", drawn)
+    def draw(plugin, key, *args, **kwargs):
+        plugin._rng = Draw(key in drawn)
+        transition(plugin, key, *args, **kwargs)
+
+    monkeypatch.setattr(Run, "_finished", noted)
+    monkeypatch.setattr(SampledRecheck, "transition", draw)
     monkeypatch.setattr(TaskLife, "recheck", lambda life, method: reopened.append(life) or recheck(life, method))
     monkeypatch.setattr(Reputation, "share", lambda reputation, host, flops: float(bool(host.wrong)))
     x = da.from_array(np.random.default_rng(0).random(CHUNKS * 50), chunks=50, name="x")

@@ -22,8 +22,8 @@ def holder(name, owner=None):
     return fx.Holder(name, owner or name, f"net {name}", f"host {name}", f"key {name}", f"id {name}")
 
 
-def life(policy=AUTO, peak=1000):
-    one = m.SubmitTask(digest(b"t"), digest(b"p"), (blob("in"),), (SPEC,), 1e9, peak, (), policy, "job")
+def life(policy=AUTO, peak=1000, heavy=False):
+    one = m.SubmitTask(digest(b"t"), digest(b"p"), (blob("in"),), (SPEC,), 1e9, peak, (), policy, "job", heavy=heavy)
     return TaskLife("lab", one, 0.0)
 
 
@@ -31,9 +31,9 @@ def lease(one, name, owner=None):
     return one.lease(f"t#{name}", holder(name, owner), 0.0)
 
 
-def hand_in(one, name, outputs=None):
+def hand_in(one, name, outputs=None, **known):
     effects = one.commit(f"t#{name}", m.Committed(f"t#{name}", outputs or (blob(f"out {name}"),), 1.0), 0.0)
-    return effects + one.upload(f"t#{name}", suspicious=False, rng=RNG)
+    return effects + one.upload(f"t#{name}", **{"suspicious": False, "rng": RNG, **known})
 
 
 def judge(one, effects, verdict, ratio=0.5, method="algebraic"):
@@ -168,6 +168,32 @@ def test_rechecking_an_unchecked_result():
     assert kinds(judge(one, effects, "wrong")) == ["Blame", "Drop"]
     assert one.wanted == 1
     assert one.recheck("auto") == []
+
+
+def test_a_sampled_heavy_program_is_replicated_and_what_was_used_stays():
+    one = life(m.Policy("sample", 0.1), heavy=True)
+    lease(one, "a")
+    assert kinds(hand_in(one, "a")) == ["Accepted"]
+    assert one.recheck("auto") == []
+    assert (one.state, one.wanted) == ("open", 1), "another owner's replica is the check"
+    assert not one.ever_permits(holder("again", owner="a"))
+    one.lease("t#b", holder("b"), 1.0)
+    effects = judge(one, hand_in(one, "b"), "accepted", method="replicate")
+    accepted = next(effect for effect in effects if isinstance(effect, fx.Accepted))
+    assert accepted.outputs == (blob("out a"),), "an honest replica that rounds otherwise changes nothing"
+    assert [effect.attempt.holder.owner for effect in effects if isinstance(effect, fx.Credit)] == ["b", "a"]
+    assert kinds(effects).count("Drop") == 1
+
+
+def test_a_sampled_heavy_program_of_a_new_host_is_replicated_before_it_is_used():
+    one = life(m.Policy("sample", 0.1), heavy=True)
+    lease(one, "a")
+    assert hand_in(one, "a", share=1.0) == []
+    assert one.wanted == 1
+    alone = life(m.Policy("sample", 0.1), heavy=True)
+    alone.alone = True
+    lease(alone, "a")
+    assert kinds(hand_in(alone, "a", share=1.0)) == ["Judge"]
 
 
 def test_memory_is_learnt_but_not_believed_without_bound():

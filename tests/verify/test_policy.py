@@ -33,12 +33,12 @@ def test_parse_says_what_is_possible(text):
         policy.parse(text)
 
 
-def test_the_draw_has_the_asked_share_and_suspects_are_never_spared():
+def test_the_draw_has_the_hosts_share_and_suspects_are_never_spared():
     rng = random.Random(0)
-    drawn = sum(policy.sampled(Policy("sample", 0.1), share=0.0, rng=rng) for _ in range(10_000))
+    drawn = sum(policy.checked(Policy("sample", 0.9), share=0.1, rng=rng) for _ in range(10_000))
     assert 900 < drawn < 1100
-    assert all(policy.sampled(Policy("sample", 0.0), share=1.0, rng=rng) for _ in range(100))
-    assert all(policy.sampled(Policy(name), share=0.0, rng=rng) for name in ("auto", "recompute", "replicate"))
+    assert all(policy.checked(Policy("sample", 0.0), share=1.0, rng=rng) for _ in range(100))
+    assert all(policy.checked(Policy(name), share=0.0, rng=rng) for name in ("auto", "recompute", "replicate"))
 
 
 def test_trust_changes_which_check():

@@ -86,7 +86,7 @@ class Simulation:
         self.reputation = Reputation(random.Random(settings.seed))  # noqa: S311
         self.population = Population(self.reputation, self.rng, settings.slots)
         self.leases = Leases(self.population, self.result, self.rng)
-        self.outcomes = Outcomes(self.leases, self.reputation)
+        self.outcomes = Outcomes(self.leases, self.reputation, self.rng)
         self.answers = Answers(self.leases)
         self.checker = Checker(self.rng)
         policy = policies.parse(settings.policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 from goblin_dask import messages as m
@@ -27,10 +28,12 @@ class Outcomes:
     ----------
     leases : Leases
     reputation : Reputation
+    rng : random.Random
+        Draws what laboratories sample.
     """
 
-    def __init__(self, leases: Leases, reputation: Reputation):
-        self._leases, self._reputation, self.result = leases, reputation, leases.result
+    def __init__(self, leases: Leases, reputation: Reputation, rng: random.Random):
+        self._leases, self._reputation, self._rng, self.result = leases, reputation, rng, leases.result
         self._unchecked: dict[str, dict[Task, None]] = {}
         self.unchecked_count = 0
 
@@ -79,11 +82,15 @@ class Outcomes:
 
     # --- results that are used ---------------------------------------------------------------------------------------
     def _accepted(self, task: Task, verdict: m.Verdict, attempt: fx.Attempt) -> None:
+        unchecked = verdict.method == policies.UNCHECKED
+        if unchecked and self._rng.random() < task.life.policy.probability:
+            self.apply(task, task.life.recheck("auto"))
+            return
         self.result.accepted += 1
         self.result.stated_miss = max(self.result.stated_miss, verdict.miss)
         if task.handed[attempt.name].lie is not None:
             task.job.wrong[task] = attempt
-        if verdict.method == policies.UNCHECKED:
+        if unchecked:
             self._unchecked.setdefault(attempt.holder.key, {})[task] = None
             self.unchecked_count += 1
             task.job.unchecked.append(task)
