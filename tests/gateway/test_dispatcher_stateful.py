@@ -323,7 +323,7 @@ def _rest(d):
 
 
 Grid.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -182,7 +182,7 @@ OPERATIONS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_reuse_of_memory_never_changes_results(data):
     """Random programs with views and in-place operators against the same without any reuse."""

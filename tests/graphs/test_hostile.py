@@ -55,7 +55,7 @@ def programs(draw):
     return Program(inputs, tuple(nodes), (len(inputs) + len(nodes) - 1,))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_whatever_checks_is_priced_and_runs_or_refuses_its_numbers(program):
     try:

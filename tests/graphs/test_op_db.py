@@ -148,7 +148,7 @@ def run(info, dtype, sample, backends):
 @pytest.mark.full
 def test_samples_of_pytorch(full, sample, report):
     known = list(operators())
-    chosen = sample(known, 5)
+    chosen = sample(known, 3)
     backends = [NUMPY, backend_named("torch"), *map(backend_named, here())]
     counted, reasons = Counter(), Counter()
     for info in chosen:

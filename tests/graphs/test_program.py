@@ -155,7 +155,7 @@ def test_deep_programs_neither_recurse_nor_take_long():
     assert len(decode(encode(program)).nodes) == LIMITS.nodes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_from_anywhere_are_refused_or_read(data):
     try:
@@ -164,7 +164,7 @@ def test_bytes_from_anywhere_are_refused_or_read(data):
         pass
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_mutated_programs_are_refused_or_checked(data):
     encoded = bytearray(encode(_MIXED))
@@ -195,7 +195,7 @@ def _mixed() -> Program:
 _MIXED = _mixed()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),

@@ -46,7 +46,7 @@ class Notes:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.path = str(directory / "notes")
         self._socket.bind(self.path)
-        self._thread = threading.Thread(target=self._listen)
+        self._thread = threading.Thread(target=self._listen, daemon=True)  # of a fixture that failed, it has no end
         self._thread.start()
 
     def _listen(self):

@@ -27,7 +27,9 @@ def astray(xp, operands, attributes):
 
 
 @pytest.fixture(scope="module", params=["one machine", "relay"])
-def grid(request):
+def grid(request, full):
+    if request.param == "relay" and not full:
+        pytest.skip("make full runs it through the relay too")
     numbers = itertools.count()
 
     def tamper(number, runner):
@@ -55,6 +57,7 @@ def grid(request):
         yield grid
 
 
+@pytest.mark.full
 def test_a_liar_in_the_middle_is_found_by_bisection(grid, report):
     torch.manual_seed(0)
     net = torch.nn.TransformerEncoderLayer(WIDTH, 8, 2 * WIDTH, batch_first=True).eval()

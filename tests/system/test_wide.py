@@ -12,6 +12,7 @@ from goblin_dask.errors import TooLarge
 from goblin_dask.graphs.builder import Builder
 from goblin_dask.local import LocalGrid
 from goblin_dask.messages import ArraySpec
+from goblin_dask.testing.inprocess import InProcessGrid
 from tests.system.bench import RECORDER, Notes
 from tests.system.test_memory import LIMITED, Sampler
 
@@ -105,7 +106,7 @@ def test_a_network_larger_than_its_volunteers(tmp_path, full, monkeypatch, repor
 
 
 def test_what_has_no_blocks_is_refused_with_the_numbers():
-    with LocalGrid(1, 1, offload="always", progress=False, memory="500MB") as grid:
+    with InProcessGrid(memory="500MB") as grid:
         build = Builder()
         a = build.input(ArraySpec((6000, 6000), "float64"))
         program, _ = build.finish(build.add("inv", [a]))

@@ -93,7 +93,7 @@ def require_equal(division, inputs):
 def test_pieces_give_what_the_whole_program_does(full):
     for name in MODELS if full else ("GPT", "CNN"):
         program, inputs, known = captured(name)
-        for count in range(1, 7):
+        for count in range(1, 7) if full else (1, 3, 6):
             division = divide(program, stages=count, **known)
             assert len(division.stages) == count, name
             require_equal(division, inputs)

@@ -93,7 +93,7 @@ class Wire:
                 moved |= self.deliver(side)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(actions=actions)
 def test_every_message_once_and_in_order_whatever_connections_do(small, actions):
     wire = Wire()
