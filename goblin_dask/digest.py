@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from blake3 import blake3
@@ -33,23 +33,3 @@ def is_digest(text: object) -> bool:
 def task_digest(program: Digest, inputs: Iterable[Digest]) -> Digest:
     """Address of a task: its program's and its inputs' addresses, in order."""
     return blake3("\n".join([program, *inputs]).encode()).hexdigest()
-
-
-def merkle_root(leaves: Sequence[Digest]) -> Digest:
-    """Root of the binary hash tree over some addresses, in order, as in RFC 6962 with BLAKE3.
-
-    Leaves and inner nodes are hashed with different prefixes, so that no inner node passes for a leaf.
-
-    Raises
-    ------
-    ValueError
-        When there are no leaves, or one is no address.
-    """
-    if not leaves:
-        raise ValueError("a tree without leaves has no root")
-    level = [blake3(b"\0" + bytes.fromhex(leaf)).digest() for leaf in leaves]
-    while len(level) > 1:
-        pairs = zip(level[::2], level[1::2], strict=False)
-        odd = level[-1:] if len(level) % 2 else []
-        level = [blake3(b"\1" + left + right).digest() for left, right in pairs] + odd
-    return level[0].hex()

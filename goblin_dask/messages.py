@@ -311,9 +311,7 @@ class Lease(Message, frozen=True):
     deadline: float
     """Seconds from now after which the attempt is given to somebody else."""
     trace: bool = False
-    """Commit to the values of all nodes."""
-    reveals: str = ""
-    """The attempt in whose dispute these outputs are wanted; what it committed to is to be opened."""
+    """In a dispute: name the digests of the values of all nodes."""
 
 
 class Check(Message, frozen=True):
@@ -346,10 +344,8 @@ class Committed(Message, frozen=True):
     """Digests of the inputs that the volunteer keeps in its cache now."""
     uploaded: bool = False
     """True when all outputs are inline: there is nothing to upload."""
-    root: str = ""
-    """Of the hash tree (`goblin_dask.digest.merkle_root`) over the values of all nodes, for a lease with ``trace``."""
-    leaves: tuple[str, ...] = ()
-    """Of that tree, for a lease that ``reveals``."""
+    digests: tuple[str, ...] = ()
+    """Of the values of all nodes, for a lease with ``trace``."""
 
 
 class Uploaded(Message, frozen=True):

@@ -129,8 +129,6 @@ class Dispatch:
     """None: a lease for a volunteer; else a check for a validator."""
     encoded: bytes = b""
     """The program that is to be run, where that is not the task's."""
-    trace: bool = False
-    """The volunteer commits to the values of all nodes."""
     reveal: RevealOrder | None = None
     """The volunteer reveals values, in a dispute about another attempt of its own."""
 
@@ -147,10 +145,10 @@ class CheckOrder:
 
 @dataclass(frozen=True, slots=True)
 class RevealOrder:
-    of: str
-    """The attempt in dispute."""
     sizes: tuple[int, ...]
     """Bytes of the values."""
+    trace: bool
+    """Digests of all values are wanted."""
 
 
 @dataclass(frozen=True, slots=True)

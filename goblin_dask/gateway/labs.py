@@ -166,13 +166,13 @@ class Lab:
             Seconds since the epoch: until then its grant is honoured.
         """
         kind: Literal["lease", "check", "reveal"] = "lease" if order.check is None else "check"
-        reveals, sizes = "", tuple[int, ...]()
+        trace, sizes = False, tuple[int, ...]()
         if order.reveal is not None:
-            kind, reveals, sizes = "reveal", order.reveal.of, order.reveal.sizes
+            kind, trace, sizes = "reveal", order.reveal.trace, order.reveal.sizes
         grant = grants.sign(self.key, grants.Grant(order.task, order.attempt, kind, expires, sizes))
         if order.check is None:
             return m.Lease(
-                order.attempt, program, order.inputs, grant, routes, order.peak, order.deadline, order.trace, reveals
+                order.attempt, program, order.inputs, grant, routes, order.peak, order.deadline, trace
             )  # fmt: skip
         check = order.check
         return m.Check(

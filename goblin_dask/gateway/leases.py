@@ -299,7 +299,6 @@ class Leases:
         self.out.append(
             Dispatch(
                 worker.id, ticket.lab, task.task, name, task.program, task.inputs, ticket.life.need, hand.length,
-                trace=ticket.life.traced,
             )
         )  # fmt: skip
 
@@ -380,7 +379,7 @@ class Leases:
 
     # --- disputes ---------------------------------------------------------------------------------------------------
     def reveal(self, ticket: Ticket, attempt: Attempt, cut: int) -> bool:
-        """Ask a side of a dispute for its values at a cut; False when its volunteer is not there."""
+        """Ask a side of a dispute for its values at a cut, or all digests; False when its volunteer is not there."""
         worker, life = self.pool.all.get(attempt.holder.worker), ticket.life
         if worker is None or worker.away_since is not None or life.outline is None:
             return False
@@ -388,12 +387,14 @@ class Leases:
         name = f"{self.next_name(ticket)}r"
         life.start_reveal(name, attempt, cut)
         hand = self.hold(name, ticket, attempt, worker, check=False, reveal=True)
-        program, slots = life.outline.before(cut)
-        task, sizes = life.task, tuple(nbytes(spec) for spec in life.outline.specs(life.outline.live(cut)))
+        task, outline = life.task, life.outline
+        whole = cut == outline.nodes
+        program, slots = (outline.program, range(len(task.inputs))) if whole else outline.before(cut)
+        sizes = tuple(map(nbytes, outline.specs(program.outputs if whole else outline.live(cut))))
         self.out.append(
             Dispatch(
                 worker.id, ticket.lab, task.task, name, task.program, tuple(task.inputs[slot] for slot in slots),
-                peak(program), hand.length, encoded=encode(program), reveal=RevealOrder(attempt.name, sizes),
+                peak(program), hand.length, encoded=encode(program), reveal=RevealOrder(sizes, whole),
             )
         )  # fmt: skip
         return True

@@ -37,7 +37,7 @@ from goblin_dask.gateway.relay import Permit, Relay
 from goblin_dask.gateway.settings import GatewayConfig
 from goblin_dask.gateway.status import PERIOD, Board, Status
 from goblin_dask.graphs.outline import Outline
-from goblin_dask.verify.policy import replicates
+from goblin_dask.verify.policy import may_replicate
 from goblin_dask.verify.reputation import Reputation, host_key
 from goblin_dask.wire.server import Admission, ServerSession, SessionServer
 from goblin_dask.wire.session import PATH
@@ -338,7 +338,7 @@ class Gateway:
         if refusal is None:
             needs = lab.needs.get(task.program, e.ANYBODY)
             encoded = lab.programs.get(task.program)
-            outline = Outline(encoded) if encoded is not None and replicates(task.policy, task) else None
+            outline = Outline(encoded) if encoded is not None and may_replicate(task.policy, task) else None
             self._handle(e.TaskSubmitted(lab.id, task, needs, outline))
         else:
             self._tell(lab.id, refusal)

@@ -222,7 +222,7 @@ def check_result(
             if method == "audit":
                 return report(*_audit(program, inputs, outputs, replica, plan, rng, statistics, digests, scales))
             return report(*_compare(program, inputs, outputs, replica, plan, rng, statistics, digests, scales))
-        return report(*_check(program, inputs, outputs, method, plan, rng, statistics, digests))
+        return report(*_check(program, inputs, outputs, method, plan, rng, statistics, digests, scales))
     except GoblinError as error:
         return CheckReport("failed", plan.method, reason=str(error), seconds=time.thread_time() - started)
 
@@ -236,6 +236,7 @@ def _check(
     rng: np.random.Generator | None,
     statistics: OperandStatistics | None,
     digests: Sequence[Hashable] | None,
+    scales: Scales | None,
 ) -> tuple[Finding, str, float]:
     found = _decomposed(program)
     if method == "auto" and plan.method == "algebraic" and found is not None:
@@ -247,7 +248,7 @@ def _check(
         related = check_claims(claims, inputs, outputs, rng if rng is not None else np.random.default_rng())
         if related is not None:
             return related, "relation", plan.flops
-    finding = check_by_recomputation(program, inputs, outputs)
+    finding = check_by_recomputation(program, inputs, outputs, (scales or Scales()) if is_heavy(program) else None)
     if finding.verdict == "unproven" and found is not None:
         # Sums may be biased: more than is expected of them, which exact rows settle.
         generator = rng if rng is not None else np.random.default_rng()
@@ -280,7 +281,7 @@ def _compare(
 ) -> tuple[Finding, str, float]:
     """Compare two owners' results; dull ones, on which broken devices agree, are checked by themselves."""
     if any(is_constant(array) for array in outputs):
-        finding, name, work = _check(program, inputs, outputs, "auto", plan, rng, statistics, digests)
+        finding, name, work = _check(program, inputs, outputs, "auto", plan, rng, statistics, digests, scales)
         same = all(equal(a, b).all() for a, b in zip(outputs, replica, strict=True))
         return (finding, name, work) if same else (_agreement(math.inf), "replicate", work)
     ratio, work = (scales or Scales()).compare(program, inputs, program.outputs, outputs, replica)
@@ -299,7 +300,7 @@ def _audit(
     scales: Scales | None,
 ) -> tuple[Finding, str, float]:
     """Recompute a result that another owner's agrees with: the two may have met."""
-    finding, name, work = _check(program, inputs, outputs, "recompute", plan, rng, statistics, digests)
+    finding, name, work = _check(program, inputs, outputs, "recompute", plan, rng, statistics, digests, scales)
     if finding.verdict != "accepted":
         return finding, name, work
     ratio, more = (scales or Scales()).compare(program, inputs, program.outputs, outputs, replica)

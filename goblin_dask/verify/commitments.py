@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from goblin_dask import messages as m
-from goblin_dask.digest import Digest, digest, is_digest, merkle_root
+from goblin_dask.digest import digest, is_digest
 from goblin_dask.graphs.operators.base import nbytes
 
 
@@ -25,8 +25,3 @@ def mismatch(outputs: Sequence[m.BlobRef], specs: Sequence[m.ArraySpec]) -> str:
         ):
             return f"output {number} came with bytes that are not those of its digest"
     return ""
-
-
-def opens(root: Digest, leaves: Sequence[Digest], count: int) -> bool:
-    """Whether `leaves` are the `count` digests that somebody committed to by the root of the tree over them."""
-    return len(leaves) == count and all(is_digest(leaf) for leaf in leaves) and merkle_root(leaves) == root

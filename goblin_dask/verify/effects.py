@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from goblin_dask.digest import Digest
 from goblin_dask.messages import BlobRef, CheckMethod, CheckReport, Verdict
 
 GONE = frozenset({"lost", "wrong", "failed", "withdrawn"})
@@ -39,8 +38,6 @@ class Attempt:
     late: bool = False
     """Its deadline has passed; what it still brings is welcome while the task is open."""
     outputs: tuple[BlobRef, ...] = ()
-    root: Digest = ""
-    """Of the hash tree over the values of all nodes, where it was asked for."""
     audit: float = 0.0
     """Probability with which its host's results are recomputed although another's agrees."""
     audited: bool = False

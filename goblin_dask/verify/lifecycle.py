@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 
 from goblin_dask import messages as m
-from goblin_dask.digest import is_digest
 from goblin_dask.graphs.outline import Outline
 from goblin_dask.verify import policy as policies
 from goblin_dask.verify.commitments import mismatch
@@ -186,7 +185,6 @@ class TaskLife(Replication):
             return self._blame(attempt, m.CheckReport("wrong", "structural", reason=reason), now)
         attempt.outputs, attempt.state = message.outputs, "committed"
         self._computed += 1
-        attempt.root = message.root if is_digest(message.root) else ""
         return []
 
     def upload(

@@ -74,6 +74,11 @@ def replicates(policy: Policy, task: SubmitTask) -> bool:
     return policy.method == "replicate" or (policy.method == "auto" and task.heavy)
 
 
+def may_replicate(policy: Policy, task: SubmitTask) -> bool:
+    """Whether replicas of a task's results may have to be told apart."""
+    return policy.method == "replicate" or (policy.method != "recompute" and task.heavy)
+
+
 def alone(policy: Policy, *, suspicious: bool) -> CheckMethod:
     """Method of the check of a result that is to be replicated, and cannot be."""
     return "recompute" if policy.method == "replicate" else order(policy, suspicious=suspicious)

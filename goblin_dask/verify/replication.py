@@ -37,11 +37,6 @@ class Replication:
         """Whether it is checked by another owner's replica, where there is another."""
         return policies.replicates(self.policy, self.task)
 
-    @property
-    def traced(self) -> bool:
-        """Whether volunteers commit to the values of all nodes."""
-        return self.outline is not None and self.replicated and not self.alone
-
     def _order(self, attempt: Attempt, order: Order) -> list[Effect]:
         raise NotImplementedError
 
@@ -73,7 +68,7 @@ class Replication:
 
     def _dispute(self, one: Attempt, other: Attempt, report: m.CheckReport) -> list[Effect]:
         """Two replicas differ, or the validator does not find what both say."""
-        outline = self.outline if one.root and other.root and report.method == "replicate" else None
+        outline = self.outline if report.method == "replicate" else None
         if self.state == "open" and outline is not None and Dispute.possible(outline):
             self.dispute = Dispute(outline, self.task.inputs, (one, other))
             return self._move()
@@ -112,13 +107,8 @@ class Replication:
         dispute = self.dispute
         if dispute is None or attempt not in dispute.pair:
             return []
-        if reason := dispute.revealed(attempt, cut, message.outputs, message.leaves):
+        if reason := dispute.revealed(attempt, cut, message.outputs, message.digests):
             return [Charge(attempt, "failed", reason), *self._check_both(*dispute.pair)]
-        if dispute.contradicts_itself(attempt):
-            reason = "its outputs are not among the values that it committed to"
-            other = next(side for side in dispute.pair if side is not attempt)
-            report = m.CheckReport("wrong", "structural", reason=reason)
-            return [*self._end_dispute(), *self._blame(attempt, report, now), *self._rest(other)]
         return self._move()
 
     def lose_reveal(self, name: str, *, barred: bool = False) -> list[Effect]:

@@ -142,17 +142,17 @@ def use_threads(count: int) -> Any:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
-def return_memory_early() -> None:
-    """Make the C library map every large array by itself and unmap it when it is freed.
+def keep_one_heap() -> None:
+    """Have the C library reuse memory within a task, from one heap for all threads; `trim` is for between tasks.
 
-    Left alone it moves that border up to 32 MiB after the first large array was freed, and keeps later ones for reuse
-    in a heap with holes: a volunteer would hold memory that no task uses. Nothing to do where it is not glibc.
+    An array that is mapped by itself is paid for page by page each time: a third of the CPU time of a stage of a
+    transformer. 32 MiB is the most that the library takes for small. Nothing to do where it is not glibc.
     """
     libc = _libc()
     if libc is not None:
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
-        libc.mallopt(_M_ARENA_MAX, 2)  # or each thread keeps a heap of its own
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def trim() -> None:

@@ -114,7 +114,7 @@ async def install(worker: Worker) -> Runner:
     role = _role()
     threads, memory = internals.lent(worker)
     limits = Limits.configured(threads=threads, memory=memory)
-    machines.return_memory_early()
+    machines.keep_one_heap()
     alone = role == "validator"
     worker.goblin_threads = machines.use_threads(1 if alone else limits.threads)  # in force as long as it is kept
     # A validator's word decides, so it computes with what the bounds of rounding were measured for.

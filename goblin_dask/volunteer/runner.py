@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import psutil
 
-from goblin_dask.digest import merkle_root
 from goblin_dask.errors import GoblinError, InputError, ProgramError, WireError
 from goblin_dask.graphs.backends.base import NUMPY, Backend
 from goblin_dask.graphs.cost import peak
@@ -43,7 +42,7 @@ from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs, decode_
 from goblin_dask.volunteer.limits import Limits, free_memory
 from goblin_dask.volunteer.machine import trim
 from goblin_dask.volunteer.outputs import Output, OutputFiles
-from goblin_dask.volunteer.trace import Trace, Traces
+from goblin_dask.volunteer.trace import Trace
 from goblin_dask.volunteer.transfer import Transfers
 from goblin_dask.volunteer.validator import Checker, Gathered, check
 
@@ -66,10 +65,6 @@ class _TooLittleMemory(Exception):
 
 class _Closed(Exception):
     """The owner does not lend the machine at this time."""
-
-
-class _Forgotten(Exception):
-    """What was committed to is not known any more."""
 
 
 class _UploadFailed(Exception):
@@ -118,7 +113,6 @@ class Runner:
         self._send = send
         self._checker = checker
         self._attempts: dict[str, _Attempt] = {}
-        self._traces = Traces()
         self._forestalled: deque[str] = deque(maxlen=1000)
         # A check is memory-bound and hardly gains from BLAS threads: a validator does several, one thread each.
         self._device = _threads(limits.threads if checker else 1, "goblin-compute")
@@ -176,12 +170,8 @@ class Runner:
         try:
             program = decode_program(work.program)
             inputs = self._inputs(work, work.inputs, program.inputs, attempt)
-            if work.reveals and not self._traces.of(work.reveals):
-                raise _Forgotten
             trace = Trace(self._backend) if work.trace else None
             outputs, seconds = await _in(self._device, partial(self._compute, program, inputs, attempt, trace))
-            if trace is not None:
-                self._traces.keep(work.attempt, tuple(trace.leaves))
             refs = tuple(output.ref for output in outputs)
             uploads = [output for output in outputs if output.fd >= 0]
             attempt.committed = Committed(
@@ -192,8 +182,7 @@ class Runner:
                 inputs.fetched,
                 self.cache.held(ref.digest for ref in work.inputs if ref.inline is None),
                 uploaded=not uploads,
-                root=merkle_root(trace.leaves) if trace is not None and trace.leaves else "",
-                leaves=self._traces.of(work.reveals),
+                digests=() if trace is None else tuple(trace.digests),
             )
             self._send(attempt.committed)
             if uploads:
@@ -204,8 +193,6 @@ class Runner:
             self._send(fail("memory", "the memory ran out", needs=work.peak, offers=free_memory()))
         except _Closed as error:
             self._send(fail("cancelled", str(error)))
-        except _Forgotten:
-            self._send(fail("cancelled", "what it committed to was forgotten since"))
         except ProgramError as error:
             self._send(fail("unsupported", str(error)))
         except InputError as error:

@@ -8,7 +8,7 @@ import pytest
 from simulated import Simulated, checks, leases, records, told
 
 from goblin_dask import messages as m
-from goblin_dask.digest import digest, merkle_root
+from goblin_dask.digest import digest
 from goblin_dask.gateway import events as e
 from goblin_dask.graphs.backends.base import NUMPY
 from goblin_dask.graphs.builder import Builder
@@ -20,7 +20,7 @@ from goblin_dask.store.buffers import buffer_of, spec_of
 from goblin_dask.verify.check import check_result
 from goblin_dask.verify.effects import Holder
 from goblin_dask.verify.scales import Scales
-from goblin_dask.volunteer.trace import Trace, Traces
+from goblin_dask.volunteer.trace import Trace
 
 LAYERS = 6
 REPLICATE = m.Policy("replicate")
@@ -58,7 +58,7 @@ class Computing(Simulated):
         rng = np.random.default_rng(seed)
         self.arrays = [(rng.standard_normal(s.shape) / np.sqrt(s.shape[0])).astype(s.dtype) for s in program.inputs]
         self.blobs = {}
-        self.backends, self.traces, self.pending = {}, {}, []
+        self.backends, self.pending = {}, []
         self.moved = 0
         self.checked = []
         self.scales = Scales()
@@ -66,7 +66,7 @@ class Computing(Simulated):
         self.validator(slots=1)
 
     def join(self, name, backend=NUMPY):
-        self.backends[name], self.traces[name] = backend, Traces()
+        self.backends[name] = backend
         self.pending += self.volunteer(name, slots=1, versions=(("numpy", name),))
 
     def keep(self, array):
@@ -91,22 +91,21 @@ class Computing(Simulated):
         return self.log
 
     def work(self, order):
-        backend, traces = self.backends[order.worker], self.traces[order.worker]
+        backend = self.backends[order.worker]
         program = decode(order.encoded or self.encoded)
-        trace = Trace(backend) if order.trace else None
+        trace = Trace(backend) if order.reveal is not None and order.reveal.trace else None
         outputs = execute(program, [self.blobs[ref.digest] for ref in order.inputs], backend=backend, observe=trace)
         refs = tuple(self.keep(array) for array in outputs)
-        root = ""
-        if trace is not None:
-            traces.keep(order.attempt, tuple(trace.leaves))
-            root = merkle_root(trace.leaves)
-        leaves = ()
         if order.reveal is not None:
             self.moved += sum(ref.nbytes for ref in refs)
             assert tuple(ref.nbytes for ref in refs) == order.reveal.sizes
-            leaves = traces.of(order.reveal.of)
-        message = m.Committed(order.attempt, refs, 1.0, root=root, leaves=leaves)
+        digests = self.named(order.worker, trace.digests) if trace is not None else ()
+        message = m.Committed(order.attempt, refs, 1.0, digests=tuple(digests))
         return self.do(e.FromWorker(order.worker, message)) + self.upload(order)
+
+    def named(self, worker, digests):
+        """What a side of a dispute says that its values are; forgers override it."""
+        return digests
 
     def check(self, order):
         program = decode(order.encoded or self.encoded)
@@ -182,18 +181,31 @@ def test_honest_machines_of_different_classes_agree():
     assert len(accepted.verdict.volunteers) == 2
 
 
-def test_who_cannot_open_its_commitment_is_checked_whole():
+@pytest.mark.parametrize("forge", [
+    lambda digests: [digest(bytes([n])) for n in range(len(digests))],
+    lambda digests: digests[1:],
+    lambda digests: ["x"] * len(digests),
+], ids=["other values", "too few", "no digests"])  # fmt: skip
+def test_who_does_not_stand_by_its_values_is_checked_whole(forge):
     grid = Computing(network(), seed=3)
     grid.join("honest")
     grid.join("forger", wrong("matmul", on_layer(grid.arrays, 3), 2))
-    grid.traces["forger"].of = lambda attempt: tuple(digest(bytes([n])) for n in range(2 * LAYERS))
+    grid.named = lambda worker, digests: forge(digests) if worker == "forger" else digests
     log = grid.compute()
     assert [record.worker for record in records(log, "failed")] == ["forger"]
     assert [record.worker for record in records(log, "wrong")] == ["forger"]
     assert len(told(log, m.TaskAccepted)) == 1
 
 
-def test_whose_outputs_are_not_what_it_committed_to_is_wrong():
+def test_who_names_another_value_is_wrong_where_it_does_not_follow():
+    grid = Computing(network(), seed=3)
+    grid.join("honest")
+    grid.join("forger", wrong("matmul", on_layer(grid.arrays, 3), 2))
+    grid.named = lambda worker, digests: digests if worker == "honest" else [*digests[:3], digest(b"x"), *digests[4:]]
+    assert {record.worker for record in records(grid.compute(), "wrong")} == {"forger"}
+
+
+def test_who_does_not_compute_its_outputs_again_is_checked_whole():
     grid = Computing(network(), seed=4)
     grid.join("honest")
     grid.join("forger")
@@ -211,7 +223,8 @@ def test_whose_outputs_are_not_what_it_committed_to_is_wrong():
     grid.work = forge
     log = grid.compute()
     (record,) = records(log, "wrong")
-    assert (record.worker, record.method) == ("forger", "structural")
+    assert (record.worker, record.method) == ("forger", "recompute")
+    assert [record.worker for record in records(log, "failed")] == ["forger"]
 
 
 def test_a_side_that_leaves_during_the_dispute_is_judged_all_the_same():
