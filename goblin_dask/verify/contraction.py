@@ -81,13 +81,16 @@ class Run:
     """Their random numbers: (blocks, projections, columns of a block, 1)."""
     single: Array
     """The same in float32; where the blocks have quarters, of each quarter."""
+    weights: Array
+    """One over the squares of their scales, in float32: (blocks, columns of a block, 1)."""
 
     def split(self, block: Array, parts: int = 0) -> Array:
         """The blocks of some rows, or other equal parts: (blocks, rows, columns of a block)."""
-        return _split(block[:, self.here], parts or len(self.x))
+        return split_columns(block[:, self.here], parts or len(self.x))
 
 
-def _split(columns: Array, count: int) -> Array:
+def split_columns(columns: Array, count: int) -> Array:
+    """Equal parts of a matrix: (parts, rows, columns of a part)."""
     return columns.reshape(len(columns), count, columns.shape[1] // count).swapaxes(0, 1)
 
 
@@ -135,8 +138,11 @@ class Columns:
                 x = self.x[:, start:stop]
                 parts = 1 if (stop - start) % (QUARTERS * count) else QUARTERS
                 here = slice(start - columns.start, stop - columns.start)
-                single = _split(x.astype(np.float32), parts * count)[..., None]
-                found.append(Run(slice(first, first + count), here, _split(x, count)[..., None], single))
+                single = split_columns(x.astype(np.float32), parts * count)[..., None]
+                weights = split_columns((self.scale[None, start:stop] ** -2.0).astype(np.float32), count)[:, 0, :, None]
+                found.append(
+                    Run(slice(first, first + count), here, split_columns(x, count)[..., None], single, weights)
+                )
             self._runs[name] = found
         return self._runs[name]
 

@@ -112,11 +112,11 @@ class Operand:
         in_place = block.itemsize in block.strides and min(block.strides) > 0
         return block if in_place else scratch.cast(block, np.float32, "plain")
 
-    def scaled(self, rows: Any, columns: Any, factors: Array, scratch: Scratch) -> Array:
-        """A block of an operand in single precision, each column times a factor."""
+    def squares(self, rows: Any, columns: Any, scratch: Scratch) -> Array:
+        """The squares of a block of an operand in single precision."""
         block = self._exact[rows, columns]
         out = scratch.take(block.shape, block.dtype, block.strides, "changed")
-        np.multiply(block, factors[columns], out=out)
+        np.square(block, out=out)
         return out
 
     def deviation(self, rows: Any, columns: Any) -> Array:

@@ -26,10 +26,10 @@ from goblin_dask.verify.projection import (
 from goblin_dask.verify.rows import (
     SAMPLED_COLUMNS,
     Sample,
-    deliberate_spread,
+    Spread,
     exact_rows,
     low_precision,
-    predicted_deviations,
+    rms,
     sample_columns,
     take_sample,
 )
@@ -109,10 +109,10 @@ class _Chosen:
     rows: Array
     exact: Array
     """Their right values."""
-    spread: Array
-    """What deliberate orders of summation do to them."""
-    predictions: dict[str, Array]
-    """What low precisions would do to them, in the sampled columns."""
+    spread: Spread | None
+    """What deliberate orders of summation do to them, and to those of the tiles in the same columns."""
+    place: int
+    """Where they begin among those."""
 
 
 class _Check:
@@ -145,11 +145,12 @@ class _Check:
             residuals = self._project(sides)
         thresholds = [0.0] * len(contraction.tiles)
         for g, group in enumerate(self.groups):
-            looks = self._sample_group(g, group, rows, sides)
+            spread, place = self._sample_group(g, group, rows, exact, sides), 0
             for t in group.tiles:
                 thresholds[t] = residuals[t].smallest
-                chosen = _Chosen(rows[t], exact[t], *looks[t])
+                chosen = _Chosen(rows[t], exact[t], spread, place)
                 self._judge_tile(contraction.tiles[t], group, residuals[t], chosen)
+                place += len(rows[t])
         self.judge.finding.thresholds = tuple(thresholds)
         return self.judge.finding
 
@@ -218,54 +219,47 @@ class _Check:
         ratio[found.unusable] = 0.0
         usable = np.flatnonzero(~np.isin(chosen.rows, found.unusable))
         suspicious = ~(ratio <= 1) | self.every_row
-        if len(usable) and group.width > len(group.bad):
-            suspicious[self._look_at_rows(tile, group, chosen, usable)] = True
+        if len(usable) and chosen.spread is not None:
+            suspicious[self._look_at_rows(tile, group, chosen, chosen.spread, usable)] = True
         judge.ratio(float(np.max(ratio[~suspicious], initial=0.0)))
         if suspicious.any():
             order = np.argsort(np.where(np.isnan(ratio), np.inf, ratio))[::-1]
             self._settle(tile, group, order[suspicious[order]], ratio)
 
     def _sample_group(
-        self, g: int, group: Columns, rows: list[Array], sides: dict[tuple[int, int], RightSide]
-    ) -> dict[int, tuple[Array, dict[str, Array]]]:
-        """What deliberate orders and low precisions do to the chosen rows of a column of tiles, tile by tile."""
-        contraction = self.contraction
+        self, g: int, group: Columns, rows: list[Array], exact: list[Array], sides: dict[tuple[int, int], RightSide]
+    ) -> Spread | None:
+        """What deliberate orders do to the chosen rows of a column of tiles, in the sampled columns."""
+        contraction, whole = self.contraction, slice(None)
         if not len(group.sampled):
-            return {t: (np.empty(0), {}) for t in group.tiles}
+            return None
         tiles = [contraction.tiles[t] for t in group.tiles]
-        left, exact_left = [], []
-        for t, tile in zip(group.tiles, tiles, strict=True):
-            operands = [contraction.left[i] for i, _ in tile.terms]
-            left.append(np.hstack([o.take(rows[t], slice(None), exact=False) for o in operands]))
-            exact_left.append(np.hstack([o.take(rows[t], slice(None)) for o in operands]))
-        exact_right = np.vstack([sides[g, j].sample for j in group.right])
+        left = [
+            np.hstack([contraction.left[i].take(rows[t], whole, exact=False) for i, _ in tile.terms])
+            for t, tile in zip(group.tiles, tiles, strict=True)
+        ]
         if contraction.prologue:
-            right = np.vstack([contraction.right[j].take(slice(None), group.sampled, exact=False) for j in group.right])
+            right = [contraction.right[j].take(whole, group.sampled, exact=False) for j in group.right]
         else:
-            right = exact_right.astype(np.float32)
-        scale = group.scale[group.sampled]
-        sample = Sample(np.vstack(left), right, np.vstack(exact_left) @ exact_right, scale)
-        spread, predictions = self._spread(tiles[0], sample), predicted_deviations(sample)
-        found, p = {}, 0
-        for t in group.tiles:
-            part = slice(p, p := p + len(rows[t]))
-            found[t] = spread[part], {name: predicted[part] for name, predicted in predictions.items()}
-        return found
+            right = [sides[g, j].sample for j in group.right]
+        sums = np.vstack([exact[t][:, group.sampled] for t in group.tiles])
+        return self._spread(tiles[0], Sample(np.vstack(left), np.vstack(right), sums, group.scale[group.sampled]))
 
-    def _look_at_rows(self, tile: Tile, group: Columns, chosen: _Chosen, usable: Array) -> Array:
+    def _look_at_rows(self, tile: Tile, group: Columns, chosen: _Chosen, spread: Spread, usable: Array) -> Array:
         """Compare some exact rows; returns those that want settling."""
         rows = chosen.rows[usable]
         error = (tile.output[rows].astype(np.float64) - chosen.exact[usable]) / group.scale
         error[:, group.bad] = 0.0
-        predictions = {name: predicted[usable] for name, predicted in chosen.predictions.items()}
-        if name := low_precision(predictions, error[:, group.sampled], chosen.spread[usable]):
+        size, sampled, places = rms(error), error[:, group.sampled], chosen.place + usable
+        # Further orders would only excuse more: none is tried where these excuse the error already.
+        excused = spread.at_least(np.maximum(size / SPREAD, rms(sampled)), places)
+        if name := low_precision(spread.sample, places, sampled, excused):
             self.judge.found("unproven", f"computed with operands rounded to {name}")
-        size = np.sqrt(np.mean(error**2, axis=1))
-        return np.asarray(rows[~(size <= SPREAD * chosen.spread[usable])])
+        return np.asarray(rows[~(size <= SPREAD * excused)])
 
-    def _spread(self, tile: Tile, sample: Sample) -> Array:
+    def _spread(self, tile: Tile, sample: Sample) -> Spread:
         tiny = max(smallest_normal(self.contraction.precision), self.contraction.output_floor(tile))
-        return deliberate_spread(sample, tile.output.dtype, tiny, self.rng)
+        return Spread(sample, tile.output.dtype, tiny, self.rng)
 
     def _settle(self, tile: Tile, group: Columns, rows: Array, ratio: Array) -> None:
         """Compute suspicious rows exactly, the worst first; all of them only where the worst prove honest."""
@@ -308,7 +302,8 @@ class _Check:
         size, allowed = (np.sqrt(np.mean(part**2, axis=1)) for part in (error, tight))
         for start in range(0, len(rows), ROWS):
             part = slice(start, start + ROWS)
-            explained = SPREAD * self._spread(tile, take_sample(contraction, tile, group, rows[part], columns))
+            sample = take_sample(contraction, tile, group, rows[part], columns)
+            explained = SPREAD * self._spread(tile, sample).at_least(np.inf)
             over = size[part] / (explained + allowed[part])
             if contraction.prologue:
                 largest = np.abs(error[part]) / (LARGEST / RMS * explained[:, None] + tight[part])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from goblin_dask.verify.contraction import QUARTERS, Columns, Contraction, Tile
+from goblin_dask.verify.contraction import QUARTERS, Columns, Contraction, Tile, split_columns
 from goblin_dask.verify.operands import Array, Operand, OperandStatistics, Scratch
 from goblin_dask.verify.tolerances import (
     ACCEPT,
@@ -31,8 +31,14 @@ SMALLEST_SCALE = {"float32": 2.0**-80, "float64": 2.0**-500}
 FEW = 40
 """Bytes of one element of each vector, up to which a block is multiplied with one after the other."""
 
+PART = 512
+"""Terms that the float32 projection of a left operand sums before it adds in float64."""
+
 SAFE = (1e-30, 1e30)
 """Range in which sums of products of magnitudes may be taken in float32."""
+
+UNDERFLOW = 1e-37
+"""A sum of as many float32 squares as a block has columns is lost in rounding only if it is smaller."""
 
 
 @dataclass
@@ -128,6 +134,20 @@ def times(block: Array, vectors: Array) -> Array:
     return np.asarray((block @ vectors[:, :, None])[..., 0])
 
 
+def times_in_parts(block: Array, vectors: Array) -> Array:
+    """The same of float32 in float64, where only parts of the sums are taken in float32."""
+    whole = block.shape[1] // PART * PART
+    found = times(block[:, whole:], vectors[:, whole:]).astype(np.float64)
+    if whole:
+        parts = split_columns(block[:, :whole], whole // PART)
+        x = split_columns(vectors[:, :whole], whole // PART)
+        if len(vectors) * vectors.itemsize > FEW:
+            found += (x @ parts.swapaxes(1, 2)).sum(axis=0, dtype=np.float64)
+        else:
+            found += (parts[:, None] @ x[..., None])[..., 0].sum(axis=0, dtype=np.float64)
+    return found
+
+
 def add_projections(total: Array, block: Array, group: Columns, columns: slice) -> None:
     """Add ``block x`` for some columns of a group to `total`, of shape (blocks, parts, projections, rows)."""
     for run in group.runs(columns):
@@ -154,27 +174,32 @@ class BlockSquares:
     def __init__(self, operand: Operand, group: Columns, scratch: Scratch):
         self.operand, self.group, self.scratch = operand, group, scratch
         self.inverse = 1.0 / group.scale
-        self.factors = self.inverse.astype(np.float32)
+        self.single = operand.single and is_safe(group.scale**2)
         self.total = np.zeros((len(group.blocks), operand.shape[0]))
 
     def add(self, rows: slice, columns: slice, block: Array) -> None:
         """Add a block, as it is or in float64; one in float64 may be lost."""
-        if self.operand.single:
-            block = self.operand.scaled(rows, columns, self.factors, self.scratch)
-            self.group.clear(block, columns)
-        else:
-            block *= self.inverse[columns]
+        if self.single:
+            squares = self.operand.squares(rows, columns, self.scratch)
+            self.group.clear(squares, columns)
+            for run in self.group.runs(columns):
+                self.total[run.blocks, rows] += (run.split(squares) @ run.weights)[..., 0]
+        elif not self.operand.single:
+            self._add_double(rows, columns, block)
+
+    def _add_double(self, rows: slice, columns: slice, block: Array) -> None:
+        block *= self.inverse[columns]
         add_squares(self.total[:, rows], block, self.group, columns)
 
     def found(self) -> Array:
         """The sums, of shape (blocks, rows)."""
-        if self.operand.single and not is_safe(self.total):
+        lost = UNDERFLOW * self.inverse.max(initial=0.0) ** 2
+        if self.operand.single and not (self.single and is_safe(self.total) and self.total.min(initial=1.0) > lost):
             self.total[:] = 0.0
             for rows, columns in self.operand:
                 block = self.operand.exact(rows, columns, self.scratch)
                 self.group.clear(block, columns)
-                block *= self.inverse[columns]
-                add_squares(self.total[:, rows], block, self.group, columns)
+                self._add_double(rows, columns, block)
         return self.total
 
 
@@ -217,7 +242,7 @@ class RightSide:
     uncertain: Array
     """Squares of the block norms of the operand's uncertainty (only with a prologue; else empty)."""
     sample: Array
-    """The operand's sampled columns, in float64."""
+    """The operand's sampled columns, in float32 (only where the products are)."""
 
 
 def project_right(
@@ -247,7 +272,7 @@ def project_right(
     known: Array | None = None if kept is None else kept.get(name)
     squares = BlockSquares(operand, group, scratch)
     uncertain = np.zeros((blocks, depth)) if contraction.prologue else np.empty(0)
-    sample = np.empty((depth, len(group.sampled)))
+    sample = np.empty((depth, len(group.sampled)), np.float32)
     for rows, columns in operand:
         block = _block(operand, rows, columns, group, scratch, single)
         if len(chosen):
@@ -305,15 +330,22 @@ def project_left(
         if not uses:
             continue
         projected = np.vstack([side.projected.reshape(len(side.projected) * PROJECTIONS, -1) for _, side in uses])
-        weights = np.vstack([*(side.weights for _, side in uses), np.ones(operand.shape[1])])
+        weights = np.vstack([side.weights for _, side in uses])
         least = weights[weights > 0].min(initial=1.0)
         fast = operand.values.dtype == np.float32 and least > SAFE[0] and weights.max(initial=0.0) < SAFE[1]
+        single = fast and operand.single and all(groups[group_of[t]].single for t, _ in uses)
+        if not single:
+            weights = np.vstack([weights, np.ones(operand.shape[1])])
         weights = weights.astype(np.float32) if fast else weights
+        singles = projected.astype(np.float32) if single else np.empty((0, 0))
         z = np.zeros((len(projected), operand.shape[0]))
         w = np.zeros((len(weights), operand.shape[0]))
         for rows, columns in operand:
-            block = operand.exact(rows, columns, scratch)
-            z[:, rows] += times(block, projected[:, columns])
+            if single:
+                z[:, rows] += times_in_parts(operand.plain(rows, columns, scratch), singles[:, columns])
+            else:
+                block = operand.exact(rows, columns, scratch)
+                z[:, rows] += times(block, projected[:, columns])
             size = operand.magnitudes(rows, columns, scratch) if fast else np.abs(block, out=block)
             w[:, rows] += times(size, weights[:, columns])
             if prologue:
@@ -327,7 +359,8 @@ def project_left(
         for t, side in uses:
             sums[t].projected += z[p : (p := p + len(side.projected) * PROJECTIONS)]
             sums[t].weights += w[q : (q := q + len(side.weights))]
-            sums[t].magnitude += w[-1]
+            # where every weight counts, the sum of the magnitudes is at most that of the weighted ones over the least
+            sums[t].magnitude += w.max(axis=0) / least if single else w[-1]
     return sums
 
 
@@ -338,9 +371,11 @@ def compare(
     depth, u, out = contraction.depth(tile), contraction.roundoff, contraction.output_roundoff(tile)
     tiny, blocks = smallest_normal(contraction.precision), group.blocks
     output = Operand(tile.output)
+    if group.single and not is_safe(sums.weights**2):
+        return TileResiduals(np.full((len(blocks), tile.output.shape[0]), np.inf), np.empty(0, int), False, 0.0)
     # Of the rounded output at most 2/sqrt(depth) of the sum's own tolerance: not worth a pass where that is little.
     squares = BlockSquares(output, group, scratch) if depth < LONG or out > u else None
-    single = group.single and output.single and is_safe(sums.weights**2)
+    single = group.single and output.single
     projected = project(output, group, scratch, single, squares)
     norms = 0.0 if squares is None else np.sqrt(squares.found())
     residual = np.abs(projected - sums.projected.reshape(projected.shape)).max(axis=1)

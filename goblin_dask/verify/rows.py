@@ -6,8 +6,9 @@ rounds its operands (TF32, bfloat16) makes another error, which is predicted and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -53,6 +54,16 @@ class Sample:
     """Their product in float64."""
     scale: Array
     """Of the columns."""
+
+    @cached_property
+    def deviations(self) -> dict[str, Array]:
+        """What each low precision would do to it, in scaled columns."""
+        multiplied = self.left.astype(np.float64) @ self.right.astype(np.float64)
+        return {name: (self._product(rounded) - multiplied) / self.scale for name, rounded in LOW_PRECISIONS.items()}
+
+    def _product(self, rounded: Callable[[Array], Array]) -> Array:
+        left, right = (rounded(np.ascontiguousarray(x)).astype(np.float64) for x in (self.left, self.right))
+        return np.asarray(left @ right)
 
 
 def sample_columns(group: Columns, depth: int, count: int, rng: np.random.Generator) -> Array:
@@ -111,33 +122,53 @@ def _flushed(sample: Sample) -> Array:
     return np.asarray(left @ right)
 
 
-def deliberate_spread(sample: Sample, dtype: Any, tiny: float, rng: np.random.Generator) -> Array:
-    """Largest root-mean-square error of four deliberate orders of summation, for each row, in scaled columns.
+class Spread:
+    """Largest root-mean-square error of deliberate orders of summation, for each row of a sample, in scaled columns.
 
-    Flushing denormal operands counts as a fifth.
+    Four orders, and flushing denormal operands as a fifth; each is tried when what those before it did is not enough.
 
     Never less than a quarter of the last rounding: where all orders are exact, so is every honest one.
+
+    Parameters
+    ----------
+    sample : Sample
+    dtype : dtype
+        Of the result.
+    tiny : float
+        What flushing to zero does to an element.
+    rng : numpy.random.Generator
     """
-    natural = np.arange(sample.left.shape[1])
-    sums = (
-        _sequential(sample.left, sample.right, natural),
-        _sequential(sample.left, sample.right, natural[::-1]),
-        _strided(sample.left, sample.right),
-        _sequential(sample.left, sample.right, rng.permutation(natural)),
-    )
-    last = float(ml_dtypes.finfo(dtype).eps) / 8
-    worst = np.maximum(last * _rms(sample.exact / sample.scale), (len(natural) + 1) * tiny * _rms(1 / sample.scale))
-    if len(sample.scale) < FEW:
-        # Four orders of a few sums may all be lucky: half of what a random walk of partial sums makes.
-        squares = (sample.left.astype(np.float64) ** 2) @ (sample.right.astype(np.float64) ** 2)
-        walk = 0.5 * unit_roundoff(np.float32) * np.sqrt(len(natural) * squares)
-        worst = np.maximum(worst, _rms(walk / sample.scale))
-    for total in (*sums, _flushed(sample)):
-        worst = np.maximum(worst, _rms((total.astype(dtype).astype(np.float64) - sample.exact) / sample.scale))
-    return worst
+
+    def __init__(self, sample: Sample, dtype: Any, tiny: float, rng: np.random.Generator):
+        self.sample, self.dtype, depth = sample, dtype, sample.left.shape[1]
+        last = float(ml_dtypes.finfo(dtype).eps) / 8
+        self._worst = np.maximum(last * rms(sample.exact / sample.scale), (depth + 1) * tiny * rms(1 / sample.scale))
+        if len(sample.scale) < FEW:
+            # Four orders of a few sums may all be lucky: half of what a random walk of partial sums makes.
+            squares = (sample.left.astype(np.float64) ** 2) @ (sample.right.astype(np.float64) ** 2)
+            walk = 0.5 * unit_roundoff(np.float32) * np.sqrt(depth * squares)
+            self._worst = np.maximum(self._worst, rms(walk / sample.scale))
+        self._sums = self._orders(rng)
+
+    def _orders(self, rng: np.random.Generator) -> Iterator[Array]:
+        left, right = self.sample.left, self.sample.right
+        natural = np.arange(left.shape[1])
+        yield _sequential(left, right, natural)
+        yield _sequential(left, right, natural[::-1])
+        yield _strided(left, right)
+        yield _sequential(left, right, rng.permutation(natural))
+        yield _flushed(self.sample)
+
+    def at_least(self, enough: Array | float, rows: Any = slice(None)) -> Array:
+        """The spread of some rows: what all orders do, or those that suffice for as much as is enough in every row."""
+        while not np.all(self._worst[rows] >= enough) and (total := next(self._sums, None)) is not None:
+            error = total.astype(self.dtype).astype(np.float64) - self.sample.exact
+            self._worst = np.maximum(self._worst, rms(error / self.sample.scale))
+        return np.asarray(self._worst[rows])
 
 
-def _rms(values: Array) -> Array:
+def rms(values: Array) -> Array:
+    """Root of the mean square of each row."""
     if not values.shape[-1]:
         return np.zeros(values.shape[:-1])
     return np.asarray(np.sqrt(np.mean(np.square(values), axis=-1)))
@@ -170,34 +201,25 @@ LOW_PRECISIONS: dict[str, Callable[[Array], Array]] = {
 """How hardware may round operands without being asked to."""
 
 
-def predicted_deviations(sample: Sample) -> dict[str, Array]:
-    """What each low precision would do to a sample, in scaled columns."""
-    found = {}
-    multiplied = sample.left.astype(np.float64) @ sample.right.astype(np.float64)
-    for name, rounded in LOW_PRECISIONS.items():
-        left, right = rounded(np.ascontiguousarray(sample.left)), rounded(np.ascontiguousarray(sample.right))
-        predicted = (left.astype(np.float64) @ right.astype(np.float64) - multiplied) / sample.scale
-        found[name] = predicted
-    return found
-
-
-def low_precision(predictions: dict[str, Array], error: Array, spread: Array) -> str | None:
+def low_precision(sample: Sample, rows: Array, error: Array, spread: Array) -> str | None:
     """Name of the low precision that explains a tile's errors, if one does.
 
     Parameters
     ----------
-    predictions : dict
-        `predicted_deviations` of the tile's rows.
+    sample : Sample
+    rows : integer array
+        Those of the sample that are the tile's.
     error : float64 array
         Of the handed-in result there, in scaled columns.
     spread : float64 array
-        `deliberate_spread` of the rows. A smaller error is an order's, whatever it looks like, and so may be that of a
-        few elements.
+        What deliberate orders do to the rows. A smaller error is an order's, whatever it looks like, and so may be that
+        of a few elements.
     """
     power = float(np.sum(error * error))
     if error.size < FEWEST or not np.isfinite(power) or power <= error.shape[1] * float(np.sum(spread * spread)):
         return None
-    for name, predicted in predictions.items():
+    for name, deviation in sample.deviations.items():
+        predicted = deviation[rows]
         size, common = float(np.sum(predicted * predicted)), float(np.sum(error * predicted))
         if size and abs(common / size - 1) < REGRESSION_SLOPE and common**2 > REGRESSION_R2 * size * power:
             return name
