@@ -11,6 +11,7 @@ tries, which draw where the error is, what it is, and the check's own random num
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -237,10 +238,11 @@ def main(words: list[str]) -> None:
     tries = int(words[0]) if words else 100
     sizes = [int(word) for word in words[1:]] or [512, 2048, 8192]
     with threadpool_limits(1):
-        curves = {(dtype, k): measure(k, dtype, tries) for dtype in ("float32", "float64") for k in sizes}
-    if not words:
-        draw(curves, DRAWING)
-        print(f"\ndrawn to {DRAWING.relative_to(DRAWING.parent.parent)}")
+        curves = {}
+        for k, dtype in itertools.product(sizes, ("float32", "float64")):
+            curves[dtype, k] = measure(k, dtype, tries)
+            if not words:
+                draw(curves, DRAWING)
 
 
 if __name__ == "__main__":

@@ -28,16 +28,18 @@ class Blocks:
     shape : (int, int)
     strides : (int, int)
         Of the array that is read; they decide whether blocks are runs of rows or of columns.
+    dtype : dtype
+        Of the array that is read.
     """
 
-    def __init__(self, shape: tuple[int, int], strides: tuple[int, int]):
-        self.shape = shape
+    def __init__(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]):
+        self.shape, self.elements = shape, BLOCK_ELEMENTS * (2 if dtype == np.float32 else 1)
         self.by_rows = abs(strides[0]) >= abs(strides[1])
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
         outer, inner = self.shape if self.by_rows else self.shape[::-1]
-        width = max(1, min(inner, BLOCK_ELEMENTS // 8))
-        height = max(8, BLOCK_ELEMENTS // width)
+        width = max(1, min(inner, self.elements // 8))
+        height = max(8, self.elements // width)
         for i in range(0, outer, height):
             for j in range(0, inner, width):
                 across, along = slice(i, min(i + height, outer)), slice(j, min(j + width, inner))
@@ -82,7 +84,7 @@ class Operand:
         self.values, self.coarse, self.weight, self.key, self.sign = values, coarse, weight, key, sign
         self._exact = values if fine is None else fine
         self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
-        self._blocks = Blocks(self.shape, (values.strides[0], values.strides[1]))
+        self._blocks = Blocks(self.shape, (values.strides[0], values.strides[1]), self._exact.dtype)
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
         return iter(self._blocks)

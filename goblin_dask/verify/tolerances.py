@@ -59,7 +59,7 @@ INTEGER_PROJECTIONS = 40
 """Projections modulo a power of two: each misses an error in the highest bit half of the time."""
 
 BLOCK_ELEMENTS = 1 << 17
-"""Elements of the blocks that are cast at a time: 1 MiB in float64, what a core's own cache holds."""
+"""Elements of the blocks that are read at a time, twice as many of float32: 1 MiB, about what a core's cache holds."""
 
 MISS = 0.01
 """Bound of the probability that an error of five times the threshold passes the two projections: 1/(4 t²)."""
