@@ -1,13 +1,15 @@
-"""What the product check costs beside the product: ``python benchmarks/verification.py [size …]``.
+"""What the product check costs beside the product: ``python -m benchmarks.verification [size …]``.
 
 Everything on one thread, in one process. For each size n: NumPy's float32 product of n × n matrices, the projections
-alone, and both layers, as shares of the product's time. Then the main job's four chunks of an 8192 × 8192 product, with
-the statistics of operands kept between chunks, each chunk one tile or two by two tiles of eight panels; and the peak of
-the check's own memory.
+alone, and both layers, by turns for at least `SECONDS` and three times; CPU times, and what the checks are of the
+product's, by the least and by the median. The same of a long thin product. Then the main job's four chunks of an
+8192 × 8192 product, with the statistics of operands kept between chunks, each chunk one tile or two by two tiles of
+eight panels; and the peak of the check's own memory.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 import tracemalloc
@@ -20,35 +22,56 @@ from goblin_dask.verify.operands import Operand, OperandStatistics
 from goblin_dask.verify.product import check_product
 
 REPEATS = 3
+SECONDS = 20.0
+"""Of runs for each size; other work on the machine comes and goes meanwhile."""
+THIN = (512, 8192, 512)
+
+
+def timed(function):
+    """CPU seconds of one run."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
 
 
 def seconds(function, repeats=REPEATS):
     """Least CPU time of some runs."""
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.process_time()
-        function()
-        best = min(best, time.process_time() - start)
-    return best
+    return min(timed(function) for _ in range(repeats))
 
 
 def accepted(finding):
     assert finding.verdict == "accepted", finding
 
 
-def square(n, rng):
-    a, b = (rng.standard_normal((n, n), np.float32) for _ in range(2))
-    out = np.empty((n, n), np.float32)
-    whole = seconds(lambda: np.matmul(a, b, out=out), 1 if n > 4096 else REPEATS)
+def product(shape, rng):
+    """A product of normal matrices, of shape (rows, depth, columns), and its checks by turns."""
+    m, k, n = shape
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    out = np.empty((m, n), np.float32)
     contraction = Contraction([Operand(a)], [Operand(b)], [Tile(out, ((0, 0),))])
-    costs = [
-        seconds(lambda layers=layers: accepted(check_product(contraction, np.random.default_rng(), layers=layers)))
-        for layers in (1, 2)
-    ]
-    shares = ", ".join(
-        f"{name} {cost / whole:.1%}" for name, cost in zip(("projections", "both layers"), costs, strict=True)
-    )
-    print(f"n = {n}: product {whole:.3f} s ({2 * n**3 / whole / 1e9:.0f} GFLOP/s), {shares}")
+
+    def check(layers):
+        accepted(check_product(contraction, np.random.default_rng(), layers=layers))
+
+    runs = {
+        "product": lambda: np.matmul(a, b, out=out),
+        "projections": lambda: check(1),
+        "both layers": lambda: check(2),
+    }
+    times = {name: [] for name in runs}
+    started = time.perf_counter()
+    while len(times["product"]) < REPEATS or time.perf_counter() - started < SECONDS:
+        for name, run in runs.items():
+            times[name].append(timed(run))
+    whole, median = min(times["product"]), statistics.median(times["product"])
+    rate = 2 * m * k * n / whole / 1e9
+    print(f"{m} × {k} × {n}, {len(times['product'])} runs")
+    print(f"  {'product':12} {whole:.4f} s, {rate:.0f} GFLOP/s; median {median:.4f} s")
+    for name in ("projections", "both layers"):
+        least, middle = min(times[name]), statistics.median(times[name])
+        print(
+            f"  {name:12} {least:.4f} s, {least / whole:.1%}; median {middle:.4f} s, {middle / median:.1%}", flush=True
+        )
 
 
 def chunk(a, b, c, i, j, half, panels):
@@ -102,5 +125,6 @@ if __name__ == "__main__":
     with threadpool_limits(1):
         generator = np.random.default_rng(0)
         for size in sizes:
-            square(size, generator)
+            product((size, size, size), generator)
+        product(THIN, generator)
         main_job(max(sizes), generator)

@@ -31,7 +31,7 @@ SMALLEST_SCALE = {"float32": 2.0**-80, "float64": 2.0**-500}
 FEW = 40
 """Bytes of one element of each vector, up to which a block is multiplied with one after the other."""
 
-PART = 512
+PART = 128
 """Terms that the float32 projection of a left operand sums before it adds in float64."""
 
 SAFE = (1e-30, 1e30)
@@ -371,7 +371,7 @@ def compare(
     depth, u, out = contraction.depth(tile), contraction.roundoff, contraction.output_roundoff(tile)
     tiny, blocks = smallest_normal(contraction.precision), group.blocks
     output = Operand(tile.output)
-    if group.single and not is_safe(sums.weights**2):
+    if group.single and not is_safe(sums.weights[sums.weights > 0] ** 2):
         return TileResiduals(np.full((len(blocks), tile.output.shape[0]), np.inf), np.empty(0, int), False, 0.0)
     # Of the rounded output at most 2/sqrt(depth) of the sum's own tolerance: not worth a pass where that is little.
     squares = BlockSquares(output, group, scratch) if depth < LONG or out > u else None

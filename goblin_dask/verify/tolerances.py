@@ -16,10 +16,10 @@ WIDTH = 1024
 LONG = 1024
 """Terms of a sum from which projections are first taken in float32, and one rounding of the result counts little."""
 
-CLEAR = 0.75
+CLEAR = 0.5
 """Tolerances up to which a residual that was projected in float32 is taken; larger ones are projected in float64.
 
-The projection's own rounding was at most 0.2 tolerances, for 23 kinds of data and nine orders of summation.
+The projection's own rounding was at most 0.38 tolerances, for 23 kinds of data and nine orders of summation.
 """
 
 PROJECTIONS = 2
