@@ -112,6 +112,8 @@ class Columns:
     """Random numbers, divided by `scale`: one row for each projection; exact in float32 where that is multiplied."""
     single: bool = False
     """Whether what is in float32 may be projected in float32."""
+    estimates: dict[int, Array] = field(default_factory=dict)
+    """Sums of the squares of right operands' columns that the scale rests on and that some of the rows gave."""
     _runs: dict[tuple[int, int], list[Run]] = field(default_factory=dict)
 
     @cached_property
@@ -125,6 +127,10 @@ class Columns:
         """Set the bad ones of some columns to zero."""
         if self.bad.size:
             block[:, self.bad[(self.bad >= columns.start) & (self.bad < columns.stop)] - columns.start] = 0.0
+
+    def forget(self) -> None:
+        """Random numbers and scales have changed."""
+        self._runs.clear()
 
     def runs(self, columns: slice) -> list[Run]:
         """The parts of blocks that some columns consist of."""

@@ -108,6 +108,11 @@ class Operand:
         """Whether its exact values are of single precision."""
         return bool(self._exact.dtype == np.float32 and self.sign > 0)
 
+    @property
+    def plain_single(self) -> bool:
+        """Whether it is a matrix in single precision, as it was handed in or moved."""
+        return self.single and self._exact is self.values and self.coarse is None
+
     def plain(self, rows: Any, columns: Any, scratch: Scratch) -> Array:
         """A block of an operand in single precision, as it is; copied only where no product could read it in place."""
         block = self._exact[rows, columns]

@@ -127,19 +127,14 @@ class _Check:
         self.scratch, self.judge, self.groups = Scratch(), _Judge(), group_columns(contraction)
 
     def run(self, layers: int) -> Finding:
-        contraction, scratch = self.contraction, self.scratch
+        contraction = self.contraction
         single = contraction.precision == np.float32
-        for group in self.groups:
-            prepare(group, contraction, self.rng, scratch, self.statistics)
         rows = self._choose_rows(ROWS if single and layers == 2 else 0)
-        for group in self.groups if single and layers == 2 else ():
-            group.sampled = sample_columns(
-                group, contraction.depth(contraction.tiles[group.tiles[0]]), SAMPLED_COLUMNS, self.rng
-            )
         sides: dict[tuple[int, int], RightSide] = {}
         exact = [np.zeros((len(rows[t]), tile.output.shape[1])) for t, tile in enumerate(contraction.tiles)]
         for g, group in enumerate(self.groups):
-            self._read_right(g, group, rows, exact, sides)
+            if not self._read_right(g, group, rows, exact, sides, estimate=True):
+                self._read_right(g, group, rows, exact, sides, estimate=False)
         residuals = self._project(sides)
         if self._repeat_in_double(residuals, sides):
             residuals = self._project(sides)
@@ -171,7 +166,15 @@ class _Check:
         rows: list[Array],
         exact: list[Array],
         sides: dict[tuple[int, int], RightSide],
-    ) -> None:
+        estimate: bool,
+    ) -> bool:
+        """Read the right operands of a group; whether the columns' norms were as estimated."""
+        prepare(group, self.contraction, self.rng, self.scratch, self.statistics, estimate)
+        for t in group.tiles:
+            exact[t][:] = 0.0
+        if any(len(rows[t]) for t in group.tiles):
+            depth = self.contraction.depth(self.contraction.tiles[group.tiles[0]])
+            group.sampled = sample_columns(group, depth, SAMPLED_COLUMNS, self.rng)
         for j in dict.fromkeys(group.right):
             uses = [(t, i) for t in group.tiles for i, b in self.contraction.tiles[t].terms if b == j]
             chosen = [self.contraction.left[i].take(rows[t], slice(None)) for t, i in uses]
@@ -181,6 +184,7 @@ class _Check:
             p = 0
             for (t, _), part in zip(uses, chosen, strict=True):
                 exact[t] += products[p : (p := p + len(part))]
+        return all(sides[g, j].confirmed for j in group.right)
 
     def _project(self, sides: dict[tuple[int, int], RightSide]) -> dict[int, TileResiduals]:
         """What the projections of each tile say."""

@@ -37,6 +37,15 @@ PART = 128
 SAFE = (1e-30, 1e30)
 """Range in which sums of products of magnitudes may be taken in float32."""
 
+RUNS, SHARE = 4, 8
+"""Runs of rows that the columns' norms are estimated from, and of which share of the rows they consist."""
+
+ESTIMATED = (1 / 4, 16.0)
+"""By what the sum of a column's squares may exceed its estimate.
+
+A column whose scale is too large is less visible, by a factor of 2; one whose scale is too small more visible.
+"""
+
 UNDERFLOW = 1e-37
 """A sum of as many float32 squares as a block has columns is lost in rounding only if it is smaller."""
 
@@ -70,11 +79,20 @@ def draw(shape: tuple[int, int], dtype: np.dtype[Any], rng: np.random.Generator)
     return np.where(rng.integers(0, 2, shape, np.int8), x, -x)
 
 
+def estimated_squares(operand: Operand) -> Array:
+    """Sum of the squares of each column of an operand in float32, from a few runs of its rows."""
+    depth, length = operand.shape[0], operand.shape[0] // (RUNS * SHARE)
+    total = np.zeros(operand.shape[1])
+    for run in range(RUNS):
+        rows = operand.values[run * depth // RUNS :][:length]
+        total += np.einsum("ij,ij->j", rows, rows)
+    return total * (depth / (RUNS * length))
+
+
 def column_squares(operand: Operand, scratch: Scratch, statistics: OperandStatistics | None) -> Array:
     """Sum of the squares of each column, nan or inf where a column is not finite."""
-    name = ("squares", operand.key) if operand.key is not None and statistics is not None else None
-    if name is not None and statistics is not None and (known := statistics.get(name)) is not None:
-        return known  # type: ignore[no-any-return]
+    if (known := known_squares(operand, statistics)) is not None:
+        return known
     total = np.zeros(operand.shape[1])
     if operand.values.dtype == np.float32 and operand.shape[0]:
         for rows, columns in operand:
@@ -89,9 +107,19 @@ def column_squares(operand: Operand, scratch: Scratch, statistics: OperandStatis
         for j in lost:
             if np.all(np.isfinite(operand.values[:, j])):
                 total[j] = largest(np.float64)
-    if name is not None and statistics is not None:
-        statistics.put(name, total)
+    keep_squares(operand, total, statistics)
     return total
+
+
+def known_squares(operand: Operand, statistics: OperandStatistics | None) -> Array | None:
+    """Squares of columns that were kept."""
+    return None if operand.key is None or statistics is None else statistics.get(("squares", operand.key))
+
+
+def keep_squares(operand: Operand, squares: Array, statistics: OperandStatistics | None) -> None:
+    """Keep them for the next check."""
+    if operand.key is not None and statistics is not None:
+        statistics.put(("squares", operand.key), squares)
 
 
 def prepare(
@@ -100,23 +128,33 @@ def prepare(
     rng: np.random.Generator,
     scratch: Scratch,
     statistics: OperandStatistics | None,
+    estimate: bool = False,
 ) -> None:
-    """Scale the columns of a group and draw its random numbers."""
-    total = np.zeros(group.width)
+    """Scale the columns of a group and draw its random numbers.
+
+    With `estimate`, norms of the columns of long right operands are estimated where they are not known, which
+    `project_right` confirms.
+    """
+    total, group.estimates = np.zeros(group.width), {}
+    long = contraction.precision == np.float32 and contraction.depth(contraction.tiles[group.tiles[0]]) >= LONG
     for j in dict.fromkeys(group.right):
-        total += column_squares(contraction.right[j], scratch, statistics)
+        operand = contraction.right[j]
+        if estimate and long and operand.plain_single and known_squares(operand, statistics) is None:
+            found = group.estimates[j] = estimated_squares(operand)
+        else:
+            found = column_squares(operand, scratch, statistics)
+        total += found
+    if group.estimates and not is_safe(np.where(total == 0, 1.0, total)):
+        prepare(group, contraction, rng, scratch, statistics)
+        return
     group.bad = np.flatnonzero(~np.isfinite(total))
     total[group.bad] = 1.0
     total[total == 0] = 1.0
     group.scale = np.maximum(np.exp2(np.round(np.log2(total) / 2)), SMALLEST_SCALE[contraction.precision.name])
     group.x = draw((PROJECTIONS, group.width), contraction.precision, rng) / group.scale
     group.x[:, group.bad] = 0.0
-    group.single = (
-        contraction.precision == np.float32
-        and contraction.depth(contraction.tiles[group.tiles[0]]) >= LONG
-        and not group.bad.size
-        and is_safe(total)
-    )
+    group.single = long and not group.bad.size and is_safe(total)
+    group.forget()
 
 
 def is_safe(squares: Array) -> bool:
@@ -171,11 +209,13 @@ class BlockSquares:
     Taken in float32 where the matrix is, and again in float64 where some are very small or large.
     """
 
-    def __init__(self, operand: Operand, group: Columns, scratch: Scratch):
-        self.operand, self.group, self.scratch = operand, group, scratch
+    def __init__(self, operand: Operand, group: Columns, scratch: Scratch, count_columns: bool = False):
+        self.operand, self.group, self.scratch, self.count_columns = operand, group, scratch, count_columns
         self.inverse = 1.0 / group.scale
         self.single = operand.single and is_safe(group.scale**2)
         self.total = np.zeros((len(group.blocks), operand.shape[0]))
+        self.columns = np.zeros(operand.shape[1])
+        """Of the columns, not scaled; only of an operand in float32."""
 
     def add(self, rows: slice, columns: slice, block: Array) -> None:
         """Add a block, as it is or in float64; one in float64 may be lost."""
@@ -184,6 +224,8 @@ class BlockSquares:
             self.group.clear(squares, columns)
             for run in self.group.runs(columns):
                 self.total[run.blocks, rows] += (run.split(squares) @ run.weights)[..., 0]
+            if self.count_columns:
+                self.columns[columns] += np.ones(len(squares), np.float32) @ squares
         elif not self.operand.single:
             self._add_double(rows, columns, block)
 
@@ -243,6 +285,8 @@ class RightSide:
     """Squares of the block norms of the operand's uncertainty (only with a prologue; else empty)."""
     sample: Array
     """The operand's sampled columns, in float32 (only where the products are)."""
+    confirmed: bool
+    """Whether its columns' norms are about what was estimated, if they were."""
 
 
 def project_right(
@@ -270,7 +314,8 @@ def project_right(
     name = ("norms", operand.key, *(contraction.right[i].key for i in group.right))
     kept = None if None in name or group.bad.size else statistics
     known: Array | None = None if kept is None else kept.get(name)
-    squares = BlockSquares(operand, group, scratch)
+    estimate = group.estimates.get(j)
+    squares = BlockSquares(operand, group, scratch, estimate is not None)
     uncertain = np.zeros((blocks, depth)) if contraction.prologue else np.empty(0)
     sample = np.empty((depth, len(group.sampled)), np.float32)
     for rows, columns in operand:
@@ -280,12 +325,17 @@ def project_right(
             a, b = np.searchsorted(group.sampled, (columns.start, columns.stop))
             sample[rows, a:b] = block[:, group.sampled[a:b] - columns.start]
         add_projections(projected[..., rows], block, group, columns)
-        if known is None:
+        if known is None or estimate is not None:
             squares.add(rows, columns, block)
         if operand.coarse is not None:
             deviation = operand.deviation(rows, columns) / group.scale[columns]
             group.clear(deviation, columns)
             add_squares(uncertain[:, rows], deviation, group, columns)
+    least, most = ESTIMATED
+    if estimate is None:
+        confirmed = True
+    elif confirmed := bool(np.all((squares.columns >= least * estimate) & (squares.columns <= most * estimate))):
+        keep_squares(operand, estimate, statistics)
     if known is None:
         known = squares.found()
         if kept is not None:
@@ -294,7 +344,7 @@ def project_right(
     if single and not is_safe(known[known > 0]):
         projected = project(operand, group, scratch, single=False)
     norms = known if contraction.prologue else np.empty(0)
-    return RightSide(projected, np.sqrt(known), norms, uncertain, sample)
+    return RightSide(projected, np.sqrt(known), norms, uncertain, sample, confirmed)
 
 
 @dataclass
