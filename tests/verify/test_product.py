@@ -9,7 +9,7 @@ from goblin_dask.testing.matrices import ORDERS, operands
 from goblin_dask.verify.contraction import Contraction, Tile, group_columns
 from goblin_dask.verify.operands import Operand, OperandStatistics, Scratch
 from goblin_dask.verify.product import check_product
-from goblin_dask.verify.projection import BlockSquares, prepare
+from goblin_dask.verify.projection import BlockSquares, estimated_squares, prepare, project_right
 from goblin_dask.verify.rows import tf32
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are among the subjects
@@ -192,6 +192,25 @@ def test_norms_of_blocks_lose_nothing_in_single_precision(size, order):
     ends = [0, *(block.stop - 1 for block in group.blocks)]
     right = [(scaled[:, a:b] ** 2).sum(axis=1) for a, b in itertools.pairwise(ends)]
     np.testing.assert_allclose(squares.found(), right, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-6, 1e6, 1e25, np.nan])
+def test_norms_that_a_share_of_the_rows_does_not_show_are_measured(value):
+    rng = np.random.default_rng(21)
+    a, b = operands("normal", "normal", (40, 1100, 60), rng)
+    first = estimated_squares(Operand(b))
+    assert np.all((first > 500) & (first < 2000))
+    b[200:250, 9] = b[1099, 11] = value  # none of these rows counts for the estimate
+    c = a @ b
+    contraction = Contraction([Operand(a)], [Operand(b)], [Tile(c, ((0, 0),))])
+    group, scratch = group_columns(contraction)[0], Scratch()
+    prepare(group, contraction, rng, scratch, None, estimate=True)
+    side = project_right(0, group, contraction, np.empty((0, 1100)), np.empty((0, 60)), scratch, None)
+    assert side.confirmed == (value <= 1e-6)
+    assert check(a, b, c).verdict == "accepted"
+    wrong = c.copy()
+    wrong[5, 20] += 1.0
+    assert check(a, b, wrong).verdict == "wrong"
 
 
 def test_equal_and_opposite_errors_do_not_hide_each_other():
