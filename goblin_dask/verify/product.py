@@ -13,12 +13,12 @@ import numpy as np
 
 from goblin_dask.verify.contraction import Columns, Contraction, Tile, group_columns
 from goblin_dask.verify.nonfinite import NonFinite, check_classes
+from goblin_dask.verify.norms import prepare
 from goblin_dask.verify.operands import Array, OperandStatistics, Scratch
 from goblin_dask.verify.projection import (
     RightSide,
     TileResiduals,
     compare,
-    prepare,
     project,
     project_left,
     project_right,

@@ -7,9 +7,10 @@ import pytest
 
 from goblin_dask.testing.matrices import ORDERS, operands
 from goblin_dask.verify.contraction import Contraction, Tile, group_columns
+from goblin_dask.verify.norms import BlockSquares, estimated_squares, prepare
 from goblin_dask.verify.operands import Operand, OperandStatistics, Scratch
 from goblin_dask.verify.product import check_product
-from goblin_dask.verify.projection import BlockSquares, estimated_squares, prepare, project_right
+from goblin_dask.verify.projection import project_right
 from goblin_dask.verify.rows import tf32
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are among the subjects
