@@ -10,7 +10,7 @@ from goblin_dask.verify.contraction import Contraction, Tile, group_columns
 from goblin_dask.verify.norms import BlockSquares, estimated_squares, prepare
 from goblin_dask.verify.operands import Operand, OperandStatistics, Scratch
 from goblin_dask.verify.product import check_product
-from goblin_dask.verify.projection import project_right
+from goblin_dask.verify.projection import project_right, times_in_parts
 from goblin_dask.verify.rows import tf32
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are among the subjects
@@ -212,6 +212,17 @@ def test_norms_that_a_share_of_the_rows_does_not_show_are_measured(value):
     wrong = c.copy()
     wrong[5, 20] += 1.0
     assert check(a, b, wrong).verdict == "wrong"
+
+
+@pytest.mark.parametrize("count", [4, 16])
+@pytest.mark.parametrize("depth", [50, 128, 1000])
+@pytest.mark.parametrize("order", "CF")
+def test_parts_of_a_float32_projection_are_those_of_the_whole(order, depth, count):
+    rng = np.random.default_rng(22)
+    block = np.asarray(rng.standard_normal((30, depth), np.float32), order=order)
+    vectors = rng.standard_normal((count, depth), np.float32)
+    right = vectors.astype(np.float64) @ block.T
+    np.testing.assert_allclose(times_in_parts(block, vectors), right, atol=1e-4)
 
 
 def test_equal_and_opposite_errors_do_not_hide_each_other():
