@@ -150,8 +150,8 @@ def project_right(
     depth = operand.shape[0]
     single = group.single and operand.single
     projected = np.zeros((blocks, QUARTERS, PROJECTIONS, depth))
-    name = ("norms", operand.key, *(contraction.right[i].key for i in group.right))
-    kept = None if None in name or group.bad.size else statistics
+    name = ("norms", operand.key, hash(group.scale.tobytes()))
+    kept = None if operand.key is None or group.bad.size else statistics
     known: Array | None = None if kept is None else kept.get(name)
     estimate = group.estimates.get(j)
     squares = BlockSquares(operand, group, scratch, estimate is not None)

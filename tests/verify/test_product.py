@@ -203,11 +203,15 @@ def test_norms_that_a_share_of_the_rows_does_not_show_are_measured(value):
     assert np.all((first > 500) & (first < 2000))
     b[200:250, 9] = b[1099, 11] = value  # none of these rows counts for the estimate
     c = a @ b
-    contraction = Contraction([Operand(a)], [Operand(b)], [Tile(c, ((0, 0),))])
-    group, scratch = group_columns(contraction)[0], Scratch()
-    prepare(group, contraction, rng, scratch, None, estimate=True)
-    side = project_right(0, group, contraction, np.empty((0, 1100)), np.empty((0, 60)), scratch, None)
-    assert side.confirmed == (value <= 1e-6)
+    contraction = Contraction([Operand(a)], [Operand(b, key="b")], [Tile(c, ((0, 0),))])
+    group, scratch, statistics = group_columns(contraction)[0], Scratch(), OperandStatistics()
+    for estimate in (True, False, False):
+        prepare(group, contraction, rng, scratch, statistics, estimate)
+        side = project_right(0, group, contraction, np.empty((0, 1100)), np.empty((0, 60)), scratch, statistics)
+        assert side.confirmed == (value <= 1e-6 or not estimate)
+        if side.confirmed:
+            norms = np.linalg.norm(np.delete(b / group.scale, group.bad, axis=1), axis=1)
+            np.testing.assert_allclose(side.weights[0], norms, rtol=1e-5)
     assert check(a, b, c).verdict == "accepted"
     wrong = c.copy()
     wrong[5, 20] += 1.0
