@@ -12,9 +12,12 @@ from goblin_dask.graphs.capture.captured import CapturedProgram
 from goblin_dask.graphs.capture.folds import Fold
 from goblin_dask.graphs.capture.joint import CapturedGradients
 from goblin_dask.graphs.capture.torch_internals import flatten, is_tensor, to_numpy
+from goblin_dask.graphs.cost import peak
 from goblin_dask.graphs.program import Program
-from goblin_dask.training.division import Division, divide
-from goblin_dask.training.graph import Cut, Evaluates, Owners, Task
+from goblin_dask.training.division import Division, divide, refusal
+from goblin_dask.training.graph import Blocked, Cut, Owners, Task
+from goblin_dask.training.plan import Entry, in_blocks_entry
+from goblin_dask.training.tasks import Evaluates
 
 NO_KEY = np.zeros(2, np.uint64)
 Sources = Callable[[Any, Any], tuple[Any, ...]]
@@ -31,6 +34,8 @@ class Captured:
     division: Division
     inputs: tuple[str | None, ...]
     """Of the program's inputs, the names of those that actors own."""
+    blocked: tuple[Entry, ...]
+    """What is computed in blocks."""
 
     @property
     def flow(self) -> tuple[Any, ...]:
@@ -129,10 +134,20 @@ def _cut(
     handed = {name for name, fold in folds.items() if fold is None}
     fixed = [value for value, name in enumerate(inputs) if name is not None and name not in handed]
     after = range(2 + len(gradients), len(program.outputs))
-    division = divide(program, loss=(0, 1), fixed=fixed, state=after, memory=memory, stages=stages)
-    tasks = []
-    for stage, kind, _ in division.pieces():
+    division = divide(
+        program, loss=(0, 1), fixed=fixed, state=after, memory=memory, stages=stages, anyway=stages is None
+    )
+    tasks: list[Task | Blocked] = []
+    blocked = []
+    for stage, kind, part in division.pieces():
         packed = division.packed(stage, kind)
+        if memory is not None and peak(packed.program) > memory:
+            large = Blocked(stage, kind, part.program, part.reads, part.gives, memory)
+            blocked.append(in_blocks_entry(large, inputs))
+            if blocked[-1].peak > memory:
+                raise refusal(division, memory)
+            tasks.append(large)
+            continue
         reads = tuple(
             tuple(inputs[each] or "" for each in read) if isinstance(read, tuple) else read for read in packed.reads
         )
@@ -146,4 +161,4 @@ def _cut(
         dict(zip(gradients, division.gradients[:count], strict=True)),
         {name: (value, fold) for (name, fold), (value,) in state},
     )
-    return Captured(cut, sources, draws, division, inputs)
+    return Captured(cut, sources, draws, division, inputs, tuple(blocked))

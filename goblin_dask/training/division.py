@@ -147,12 +147,12 @@ def divide(
     else:
         division = _smallest(slicer, memory)
     if memory is not None and not anyway and division.too_large(memory):
-        raise _refusal(division, memory)
+        raise refusal(division, memory)
     return division
 
 
-def _refusal(division: Division, memory: int) -> TooLarge:
-    """Name the largest layer of the stage that is worst."""
+def refusal(division: Division, memory: int) -> TooLarge:
+    """What to say where a stage is too large for volunteers: names the largest layer of the one that is worst."""
     worst = max(range(len(division.stages)), key=lambda number: division.peaks[number])
     stage = division.stages[worst]
     pieces = [part.program for part in (stage.forward, stage.backward) if part is not None]

@@ -6,128 +6,25 @@ gives another reads by its key, so that a volunteer that disappears costs the ta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import dask.array as da
 import numpy as np
 from dask.delayed import Delayed
 
-from goblin_dask.errors import NotTraceable
-from goblin_dask.graphs.apply import applies_operators
 from goblin_dask.graphs.capture.folds import Fold
-from goblin_dask.graphs.execute import execute
+from goblin_dask.graphs.operators.dtypes import DTYPES
 from goblin_dask.graphs.program import Program
-from goblin_dask.graphs.tracer.array import Tracer
-from goblin_dask.graphs.tracer.recorder import ops
-from goblin_dask.labnode.residents import ActorRef, resident
 from goblin_dask.messages import ArraySpec
+from goblin_dask.training.blocks import in_blocks, source
+from goblin_dask.training.tasks import Adds, Evaluates, Owned, Reads, ReadsBlock, assembled, counted, picked
 
-Array = np.ndarray[Any, Any]
 Owners = list[tuple[str, ...]]
 """Of each stage, the names of what it owns."""
 
 
-class Evaluates:
-    """A program as a function of its inputs, which gives a tuple of its outputs; lowered, it is the program again."""
-
-    applies_operators = True
-
-    def __init__(self, program: Program):
-        self.program = program
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        program = self.program
-        if not any(isinstance(each, Tracer) for each in inputs):
-            return tuple(execute(program, [np.asarray(each) for each in inputs]))
-        values: list[Any] = list(inputs)
-        for node in program.nodes:
-            values.extend(ops(node.operator, *(values[each] for each in node.operands), **dict(node.attributes)))
-        return tuple(values[output] for output in program.outputs)
-
-
-@applies_operators
-def picked(results: Any, number: int) -> Any:
-    """One of the results of a program."""
-    return results[number]
-
-
-@dataclass(frozen=True)
-class Owned:
-    """An array that an actor owns."""
-
-    actor: ActorRef
-    name: str
-    spec: ArraySpec
-
-
-@dataclass(frozen=True)
-class Reads:
-    """A task of the laboratory: an array that an actor owns as it is, or several, one after another, as a vector."""
-
-    arrays: tuple[Owned, ...]
-    flat: bool
-
-    @property
-    def specs(self) -> ArraySpec:
-        """Of what it returns."""
-        first = self.arrays[0].spec
-        if not self.flat:
-            return first
-        return ArraySpec((sum(math.prod(each.spec.shape) for each in self.arrays),), first.dtype)
-
-    def __call__(self) -> Array:
-        wanted: dict[ActorRef, list[str]] = {}
-        for each in self.arrays:
-            wanted.setdefault(each.actor, []).append(each.name)
-        found = {
-            (actor, name): array
-            for actor, names in wanted.items()
-            for name, array in zip(names, resident(actor).read(names), strict=True)
-        }
-        arrays = [found[each.actor, each.name] for each in self.arrays]
-        return np.concatenate([each.reshape(-1) for each in arrays]) if self.flat else np.array(arrays[0])
-
-
-@dataclass(frozen=True)
-class Adds:
-    """A task of the laboratory: an actor takes up a micro-batch.
-
-    Attributes
-    ----------
-    gradients : tuple of (str, int)
-        Names of parameters, and how many parts of each are given.
-    state : tuple of (str, Fold or None)
-        Buffers, whose contributions are given after them, and how they take them up.
-    """
-
-    actor: ActorRef
-    number: int
-    gradients: tuple[tuple[str, int], ...]
-    state: tuple[tuple[str, Fold | None], ...]
-
-    def __call__(self, before: Any, *values: Any) -> int:
-        given = iter(values)
-        gradients = {name: [next(given) for _ in range(count)] for name, count in self.gradients}
-        state = {name: (fold, next(given)) for name, fold in self.state}
-        return int(resident(self.actor).add(self.number, gradients, state))
-
-
-def counted(pairs: Sequence[tuple[Any, Any]], added: Sequence[Any]) -> tuple[float, float]:
-    """Sums over micro-batches of losses and of what they are divided by, in float64 and in their order.
-
-    They wait for what was `added`.
-    """
-    if any(isinstance(each, Tracer) for pair in pairs for each in pair):
-        raise NotTraceable("sums over micro-batches are made in the laboratory, in their order")
-    total = count = 0.0
-    for loss, weight in pairs:
-        total, count = total + float(loss), count + float(weight)
-    return total, count
-
-
-# --- the graph --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Task:
     """A piece of a micro-batch's program, for a volunteer.
@@ -153,6 +50,35 @@ class Task:
         """For keys."""
         return f"{self.direction}-{self.stage}"
 
+    @property
+    def program(self) -> Program:
+        """What it evaluates."""
+        return self.evaluates.program
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A piece that no volunteer has the memory for: many tasks, on blocks.
+
+    Attributes
+    ----------
+    program : Program
+        The piece's.
+    reads : tuple of int
+        Values of the whole program that its inputs are.
+    gives : tuple of int
+        What its outputs are.
+    memory : int
+        Bytes that a task may take.
+    """
+
+    stage: int
+    direction: str
+    program: Program
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+    memory: int
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -160,7 +86,7 @@ class Cut:
 
     Attributes
     ----------
-    tasks : tuple of Task
+    tasks : tuple of Task or Blocked
         In an order in which each finds what it reads.
     loss : tuple of int
         Values that are the sum of the loss, and its count.
@@ -171,7 +97,7 @@ class Cut:
     """
 
     program: Program
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task | Blocked, ...]
     loss: tuple[int, int]
     gradients: dict[str, tuple[int, ...]] = field(default_factory=dict)
     state: dict[str, tuple[int, Fold | None]] = field(default_factory=dict)
@@ -209,7 +135,7 @@ def round_graph(
     pairs = []
     for number, batch in enumerate(batches):
         making.micro_batch(number, batch)
-        pairs.append([making.values[value] for value in batch.cut.loss])
+        pairs.append([making.operand(value, batch.inputs) for value in batch.cut.loss])
         if adding:
             making.add(number, batch)
     making.graph["round"] = (counted, pairs, list(making.added.values()))
@@ -225,6 +151,8 @@ class _Graph:
         """Keys of the values of the micro-batch that is being added."""
         self.added: dict[str, str] = {}
         """Of each actor, the key of what was added last."""
+        self._blocks: dict[int, da.Array] = {}
+        """Those of its values that are there in blocks."""
         self._owned = owned
         self._sources: dict[Any, str] = {}
         self._state: dict[str, str] = {}
@@ -233,16 +161,20 @@ class _Graph:
     def micro_batch(self, number: int, batch: MicroBatch) -> None:
         """Add its tasks."""
         values = self.values = {}
+        self._blocks = {}
         for task in batch.cut.tasks:
+            if isinstance(task, Blocked):
+                self._in_blocks(task, batch.inputs)
+                continue
             key = f"{task.name}-{number}"
-            operands = [self._operand(read, batch.inputs) for read in task.reads]
+            operands = [self.operand(read, batch.inputs) for read in task.reads]
             self.graph[key] = (task.evaluates, *operands)
             for position, value in enumerate(task.gives):
                 values[value] = f"{key}-{position}"
                 self.graph[values[value]] = (picked, key, position)
         for name, (value, fold) in batch.cut.state.items():
             if fold is None:  # the next one reads it as this one leaves it
-                self._state[name] = self._operand(value, batch.inputs)
+                self._state[name] = self.operand(value, batch.inputs)
 
     def add(self, number: int, batch: MicroBatch) -> None:
         """Add what goes to the actors."""
@@ -254,19 +186,48 @@ class _Graph:
                 continue
             counts = tuple((name, len(parts)) for name, parts in gradients.items())
             folds = tuple((name, fold) for name, (_, fold) in state.items())
-            operands = [self._operand(part, batch.inputs) for parts in gradients.values() for part in parts]
-            operands += [self._operand(value, batch.inputs) for value, _ in state.values()]
+            operands = [self.operand(part, batch.inputs) for parts in gradients.values() for part in parts]
+            operands += [self.operand(value, batch.inputs) for value, _ in state.values()]
             key = f"add-{actor.key}-{number}"
             self.graph[key] = (Adds(actor, number, counts, folds), self.added.get(actor.key, 0), *operands)
             self.added[actor.key] = key
 
-    def _operand(self, read: int | tuple[str, ...], inputs: Sequence[Any]) -> str:
+    def operand(self, read: int | tuple[str, ...], inputs: Sequence[Any]) -> str:
         """Key of what a piece reads."""
         if isinstance(read, tuple):
             return self._source(Reads(tuple(self._owned[name] for name in read), flat=True))
+        if read in self._blocks and read not in self.values:
+            array = self._blocks[read]
+            self.values[read] = f"whole-{array.name}"
+            self.graph[self.values[read]] = (assembled, array.__dask_keys__())
         if read not in self.values:
             self.values[read] = self._input(inputs[read])
         return self.values[read]
+
+    def _in_blocks(self, task: Blocked, inputs: Sequence[Any]) -> None:
+        """Add the tasks of a piece in blocks."""
+        given = [
+            self._array(read, spec, inputs, task.memory)
+            for read, spec in zip(task.reads, task.program.inputs, strict=True)
+        ]
+        for value, array in zip(task.gives, in_blocks(task.program, given, task.memory), strict=True):
+            self._blocks[value] = array
+            for key, step in array.__dask_graph__().items():
+                self.graph.setdefault(key, step)  # what it reads of others is there already
+
+    def _array(self, read: int, spec: ArraySpec, inputs: Sequence[Any], memory: int) -> Any:
+        """What a piece in blocks reads: an array in blocks, or whole."""
+        if read in self._blocks:
+            return self._blocks[read]
+        given = inputs[read] if read not in self.values and read < len(inputs) else None
+        if isinstance(given, np.ndarray):
+            return given
+        if isinstance(given, str) and given not in self._state:
+            owned = self._owned[given]
+            return source(f"{owned.actor.key}-{given}", ReadsBlock(owned), spec.shape, spec.dtype, memory)
+        key = self.operand(read, inputs)
+        whole = Delayed(key, {key: self.graph[key]})
+        return da.from_delayed(whole, spec.shape, DTYPES[spec.dtype])
 
     def _input(self, given: Any) -> str:
         """Key of an input: an array, or the name of one that an actor owns."""

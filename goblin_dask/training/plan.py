@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from dask.core import flatten
+
 from goblin_dask.graphs.cost import bytes_written, flops, peak
 from goblin_dask.graphs.operators.base import nbytes
 from goblin_dask.graphs.program import Program
+from goblin_dask.labnode.lowering import lower
 from goblin_dask.training import pictures, tables
+from goblin_dask.training.blocks import in_blocks, source
+from goblin_dask.training.graph import Blocked
 from goblin_dask.verify import policy as policies
 from goblin_dask.verify.check import is_heavy
 
@@ -25,7 +30,7 @@ class CutProgram(Protocol):
 
     @property
     def tasks(self) -> Sequence[Any]:
-        """Each has a `stage`, a `direction`, a program that it `evaluates`, and what its inputs are: `reads`."""
+        """Each is `Blocked`, or has a `stage`, a `direction`, its `program`, and what its inputs are: `reads`."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,10 @@ class Plan:
             Policy, as for `Lab.submit`: under ``replicate`` each task has copies, under ``auto`` those that nothing
             cheaper can check.
         blocks : iterable of Entry
-            What is computed in blocks, and so is none of the tasks.
+            Of the tasks that are `Blocked`, as `in_blocks_entry` makes them.
         """
         policy = policies.parse(verify or "auto")
-        entries = [_entry(task, policy.method) for task in cut.tasks]
+        entries = [_entry(task, policy.method) for task in cut.tasks if not isinstance(task, Blocked)]
         entries = sorted([*entries, *blocks], key=lambda each: (each.stage, each.direction != "forward"))
         return cls(tuple(entries), micro_batches, memory, flops(cut.program))
 
@@ -173,7 +178,7 @@ class Plan:
 
 
 def _entry(task: Any, method: str) -> Entry:
-    program: Program = task.evaluates.program
+    program: Program = task.program
     sizes = [(read, nbytes(spec)) for read, spec in zip(task.reads, program.inputs, strict=True)]
     replicated = method == "replicate" or (method == "auto" and is_heavy(program))
     return Entry(
@@ -187,3 +192,46 @@ def _entry(task: Any, method: str) -> Entry:
         bytes_written(program),
         policies.REPLICAS if replicated else 1,
     )
+
+
+def in_blocks_entry(task: Blocked, inputs: Sequence[str | None]) -> Entry:
+    """What a piece takes that is computed in blocks.
+
+    Parameters
+    ----------
+    task : Blocked
+    inputs : sequence of str or None
+        Of the whole program's inputs, the names of those that are parameters and buffers.
+
+    Raises
+    ------
+    TooLarge
+        When an operator has no form in blocks.
+    """
+    program = task.program
+    names = [inputs[read] if read < len(inputs) else None for read in task.reads]
+    sizes = [(name, nbytes(spec)) for name, spec in zip(names, program.inputs, strict=True)]
+    given = [
+        source(f"input-{n}", _unread, spec.shape, spec.dtype, task.memory) for n, spec in enumerate(program.inputs)
+    ]
+    graph: dict[Any, Any] = {}
+    keys: list[Any] = []
+    for array in in_blocks(program, given, task.memory):
+        graph.update(array.__dask_graph__())
+        keys.extend(flatten(array.__dask_keys__()))
+    programs = [each.program for each in lower(graph, keys).grid]
+    return Entry(
+        task.stage,
+        task.direction,
+        len(program.nodes),
+        sum(flops(each) for each in programs),
+        max((peak(each) for each in programs), default=0),
+        tuple(((name,), size) for name, size in sizes if name is not None),
+        sum(size for name, size in sizes if name is None),
+        bytes_written(program),
+        blocks=len(programs),
+    )
+
+
+def _unread(index: tuple[slice, ...]) -> Any:
+    raise AssertionError("a plan reads nothing")

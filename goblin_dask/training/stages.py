@@ -14,7 +14,8 @@ from goblin_dask.labnode.client import Lab
 from goblin_dask.labnode.residents import ActorRef
 from goblin_dask.store.buffers import spec_of
 from goblin_dask.training.actors import MakeOptimizer, MakeScheduler, StageActor
-from goblin_dask.training.graph import Owned, Owners
+from goblin_dask.training.graph import Owners
+from goblin_dask.training.tasks import Owned
 
 
 class Stages:

@@ -259,7 +259,7 @@ class Trainer:
         captured = self._captured(*rows(range(min(self.micro_batch, size))))
         count = -(-size // self.micro_batch)
         verify = self.verify or self.lab.verify
-        return Plan.of(captured.cut, micro_batches=count, memory=self._room(), verify=verify)
+        return Plan.of(captured.cut, micro_batches=count, memory=self._room(), verify=verify, blocks=captured.blocked)
 
     def _round(self, batches: list[Batch]) -> Round:
         start = time.perf_counter()

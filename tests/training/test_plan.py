@@ -26,9 +26,7 @@ def product(rows, inner, columns):
 
 
 def task(stage, direction, program, *reads):
-    return SimpleNamespace(
-        stage=stage, direction=direction, evaluates=SimpleNamespace(program=program), reads=reads, gives=()
-    )
+    return SimpleNamespace(stage=stage, direction=direction, program=program, reads=reads, gives=())
 
 
 FIRST, SECOND = product(4, 8, 16), product(4, 16, 2)

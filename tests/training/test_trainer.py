@@ -293,13 +293,47 @@ def test_what_a_researcher_sees(grid, tmp_path):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_layer_larger_than_a_volunteer_is_computed_in_blocks(grid, report):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Linear(64, 256, bias=False),
+        nn.BatchNorm1d(256),
+        nn.GELU(),
+        nn.Linear(256, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 5),
+    )
+    data = torch.randn(20, 64), torch.randint(0, 5, (20,))
+    wanted, there = plain(module, F.cross_entropy, OPTIMIZERS["AdamW"], data, rounds=3, batch=12, micro_batch=4)
+    trainer = Trainer(
+        module, loss=F.cross_entropy, optimizer=OPTIMIZERS["AdamW"], lab=grid.lab, micro_batch=4,
+        volunteer_memory="1.5 MB",
+    )  # fmt: skip
+    plan = trainer.plan(data, batch=12)
+    blocked = [each for each in plan.entries if each.blocks > 1]
+    assert blocked
+    assert len(blocked) < len(plan.entries)
+    assert not plan.too_large
+    assert max(each.parameters for each in blocked) >= 1024 * 256 * 4
+    rounds = list(trainer.fit(data, rounds=3, batch=12, shuffle=True))
+    found = [each.loss for each in rounds]
+    apart = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+    report(f"{plan.tasks} tasks, some on blocks of a layer: losses of 3 rounds at most {apart:.1e} from PyTorch's")
+    assert apart <= RELATIVE[torch.float32]
+    assert sum(each["parts"] for name, each in rounds[0].certificate["methods"].items() if name != "laboratory") >= (
+        plan.tasks
+    )
+    for a, b in zip(trainer.module().parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 def test_what_does_not_fit_is_refused_with_its_numbers():
-    lab = types.SimpleNamespace(offer=GridOffer(1, 1, memory=(100_000,)), progress=False)
+    lab = types.SimpleNamespace(offer=GridOffer(1, 1, memory=(20_000,)), progress=False)
     trainer = Trainer(nn.Linear(1000, 100), loss=F.mse_loss, optimizer=OPTIMIZERS["AdamW"], lab=lab)
     with pytest.raises(TooLarge, match="smaller micro-batches") as caught:
         next(trainer.fit((torch.randn(8, 1000), torch.randn(8, 100)), rounds=1, batch=8))
-    assert caught.value.offers == 100_000
+    assert caught.value.offers == 20_000
     assert caught.value.needs >= 800_000
 
 
