@@ -247,7 +247,8 @@ class _Check:
         else:
             right = [sides[g, j].sample for j in group.right]
         sums = np.vstack([exact[t][:, group.sampled] for t in group.tiles])
-        return self._spread(tiles[0], Sample(np.vstack(left), np.vstack(right), sums, group.scale[group.sampled]))
+        sample = Sample(np.vstack(left), np.vstack(right), sums, group.scale[group.sampled])
+        return self._spread(tiles[0], group, sample, np.vstack([exact[t] for t in group.tiles]))
 
     def _look_at_rows(self, tile: Tile, group: Columns, chosen: _Chosen, spread: Spread, usable: Array) -> Array:
         """Compare some exact rows; returns those that want settling."""
@@ -261,9 +262,10 @@ class _Check:
             self.judge.found("unproven", f"computed with operands rounded to {name}")
         return np.asarray(rows[~(size <= SPREAD * excused)])
 
-    def _spread(self, tile: Tile, sample: Sample) -> Spread:
+    def _spread(self, tile: Tile, group: Columns, sample: Sample, exact: Array) -> Spread:
         tiny = max(smallest_normal(self.contraction.precision), self.contraction.output_floor(tile))
-        return Spread(sample, tile.output.dtype, tiny, self.rng)
+        size = rms(np.delete(exact / group.scale, group.bad, axis=1))
+        return Spread(sample, size, tile.output.dtype, tiny, self.rng)
 
     def _settle(self, tile: Tile, group: Columns, rows: Array, ratio: Array) -> None:
         """Compute suspicious rows exactly, the worst first; all of them only where the worst prove honest."""
@@ -307,7 +309,8 @@ class _Check:
         for start in range(0, len(rows), ROWS):
             part = slice(start, start + ROWS)
             sample = take_sample(contraction, tile, group, rows[part], columns)
-            explained = SPREAD * self._spread(tile, sample).at_least(np.inf)
+            exact = tile.output[rows[part]].astype(np.float64) - found.error[part]
+            explained = SPREAD * self._spread(tile, group, sample, exact).at_least(np.inf)
             over = size[part] / (explained + allowed[part])
             if contraction.prologue:
                 largest = np.abs(error[part]) / (LARGEST / RMS * explained[:, None] + tight[part])

@@ -127,11 +127,14 @@ class Spread:
 
     Four orders, and flushing denormal operands as a fifth; each is tried when what those before it did is not enough.
 
-    Never less than a quarter of the last rounding: where all orders are exact, so is every honest one.
+    Never less than a quarter of the last rounding of the whole row: where all orders are exact in the sampled columns,
+    other columns of a sparse row may be rounded.
 
     Parameters
     ----------
     sample : Sample
+    size : float64 array
+        Root of the mean square of each whole row, in scaled columns.
     dtype : dtype
         Of the result.
     tiny : float
@@ -139,10 +142,12 @@ class Spread:
     rng : numpy.random.Generator
     """
 
-    def __init__(self, sample: Sample, dtype: Any, tiny: float, rng: np.random.Generator):
+    def __init__(self, sample: Sample, size: Array, dtype: Any, tiny: float, rng: np.random.Generator):
         self.sample, self.dtype, depth = sample, dtype, sample.left.shape[1]
         last = float(ml_dtypes.finfo(dtype).eps) / 8
-        self._worst = np.maximum(last * rms(sample.exact / sample.scale), (depth + 1) * tiny * rms(1 / sample.scale))
+        self._worst = np.maximum(
+            last * np.maximum(size, rms(sample.exact / sample.scale)), (depth + 1) * tiny * rms(1 / sample.scale)
+        )
         if len(sample.scale) < FEW:
             # Four orders of a few sums may all be lucky: half of what a random walk of partial sums makes.
             squares = (sample.left.astype(np.float64) ** 2) @ (sample.right.astype(np.float64) ** 2)
