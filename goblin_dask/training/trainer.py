@@ -106,7 +106,8 @@ class Trainer:
     Attributes
     ----------
     history : History
-        Rounds since this trainer was made; notebooks show their losses, and `History.save` draws them.
+        Rounds so far, those before it was resumed without their certificates; notebooks show their losses, and
+        `History.save` draws them.
 
     Examples
     --------
@@ -380,6 +381,7 @@ class Trainer:
                     "volunteer_memory": self._memory,
                 },
                 "scheduled": self._scheduled,
+                "history": [{**vars(each), "certificate": {}} for each in self.history],
                 **self._stages.state(),
             },
         )
@@ -431,6 +433,7 @@ class Trainer:
         trainer._stages.load(state)
         trainer.rounds, trainer.position = state["rounds"], Position(**state["position"])
         trainer._order = state["order"]
+        trainer.history = History(Round(**each) for each in state["history"])
         return trainer
 
 

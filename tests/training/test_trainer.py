@@ -237,6 +237,7 @@ def test_resuming_gives_the_same_losses(grid, dropped, tmp_path):
     resumed = Trainer.resume(tmp_path / "run.zarr", module, lab=grid.lab, loss=language, optimizer=OPTIMIZERS["AdamW"])
     assert resumed.rounds == 2
     assert first + losses_of(resumed, data, ROUNDS - 2, 8) == dropped
+    assert list(resumed.history.values("loss")) == dropped
     with pytest.raises(InputError, match="not the one that was saved"):
         Trainer.resume(tmp_path / "run.zarr", cnn(), lab=grid.lab, loss=language, optimizer=OPTIMIZERS["AdamW"])
     with pytest.raises(InputError, match="no state of training"):
