@@ -112,6 +112,9 @@ def _step(step: Step, operands: list[Bounded], precision: Any) -> list[Bounded]:
             found.append(_guess(y, z, dtype, inexact))
             continue
         tight, hard = (_limits(np.asarray(bound, np.float64), y, dtype) for bound in bounds)
+        if not number_like and not tight.any() and not hard.any():
+            found.append(Bounded(y, z))  # a comparison far from its edge is certain, and so is what depends on it
+            continue
         found.append(Bounded(y, z, tight, hard, soft))
     return found
 

@@ -1,5 +1,7 @@
 """Recomputation: another honest machine's rounding is explained, whatever the operator; a lie is not."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -200,3 +202,22 @@ def test_a_sum_of_products_is_proven_wrong_as_algebra_would():
     lie = np.array(output)
     lie[5, 7] += 0.1  # the threshold of the algebraic check of such data
     assert check_by_recomputation(program, inputs, [lie]).verdict == "wrong"
+
+
+def vague(b, x, limit):
+    """``where(all(exp(x) < limit), exp(x), 2 exp(x))``: one comparison at its edge is in doubt of every element."""
+    (y,) = b.add("exp", [x])
+    (every,) = b.add("all", b.add("less", [y, b.constant(np.float32(limit))]))
+    return b.add("where", [every, y, *b.add("add", [y, y])])
+
+
+@pytest.mark.parametrize("limit", [1.0, 100.0])
+def test_what_has_no_bound_is_not_anything(limit):
+    program, _ = build([((8, 8), "float32")], partial(vague, limit=limit))
+    x = -np.abs(np.random.default_rng(0).standard_normal((8, 8), np.float32))
+    x[3, 4] = 0.0
+    (own,) = execute(program, [x])
+    slightly = own * np.float32(1 + 2**-23)
+    assert check_by_recomputation(program, [x], [slightly]).verdict == "accepted"
+    for lie in (own * np.float32(1000), -own, own * 0, own * np.float32(np.nan)):
+        assert check_by_recomputation(program, [x], [lie]).verdict == ("unproven" if limit == 1.0 else "wrong")
