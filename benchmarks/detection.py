@@ -221,6 +221,7 @@ def draw(curves: dict[tuple[str, int], dict[str, dict[float, float]]], path: Pat
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "detection", "svg.fonttype": "none", "font.size": 8})
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     dtypes = list(dict.fromkeys(dtype for dtype, _ in curves))
     figure, axes = plt.subplots(
@@ -233,10 +234,11 @@ def draw(curves: dict[tuple[str, int], dict[str, dict[float, float]]], path: Pat
                     panel.semilogx(list(found[name]), list(found[name].values()), marker=".", label=f"k = {k}")
             panel.set_title(f"{name}, {dtype}")
             panel.grid(alpha=0.3)
+            panel.xaxis.set_minor_formatter(NullFormatter())
         row[0].set_ylabel("share refused")
     for panel in axes[-1]:
         panel.set_xlabel("size by rms of the product")
-    axes[0][0].legend()
+    axes[0][1].legend(loc="lower right")
     figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
