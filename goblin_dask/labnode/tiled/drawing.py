@@ -51,7 +51,7 @@ def drawn_where_used(arrays: Sequence[da.Array], drawn: set[str], views: set[str
         if key not in whole:
             node = graph[key]
             parts = {dep: expanded(dep) for dep in node.dependencies if within(dep)}
-            whole[key] = node.substitute(parts) if parts else node
+            whole[key] = node.substitute(parts, key=key) if parts else node  # an alias would take its target's key
         return whole[key]
 
     kept = {key: expanded(key) for key in graph if not within(key)}

@@ -5,13 +5,16 @@ Layers of neural networks have theirs in `goblin_dask.labnode.tiled.layers`.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.highlevelgraph import HighLevelGraph
 
 from goblin_dask.graphs.apply import applies_operators, apply
 from goblin_dask.graphs.operators import CATALOGUE, ELEMENTWISE, LINALG, activation
@@ -261,12 +264,20 @@ def _moved(function: Callable[[da.Array, dict[str, Any]], da.Array]) -> Rule:
     return lambda this: (function(this.operands[0], this.attributes),)
 
 
-def _reshape(this: Application) -> Arrays | None:
+def _reshape(this: Application) -> Arrays:
+    """Dask merges axes and splits them, and does not do both to the same ones: these are merged first."""
     limit = None if this.tiles.memory is None else this.tiles.memory // 4
+    x, shape = this.operands[0], this.outputs[0].shape
     try:
-        return (da.reshape(this.operands[0], this.outputs[0].shape, limit=limit),)
-    except NotImplementedError:  # Dask merges and splits axes, and does not mix them
-        return None
+        return (da.reshape(x, shape, limit=limit),)
+    except NotImplementedError:
+        return (da.reshape(da.reshape(x, _merged(x.shape, shape), limit=limit), shape, limit=limit),)
+
+
+def _merged(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The shape with most axes from which splitting alone leads to either shape."""
+    common = {1} | (set(itertools.accumulate(one, operator.mul)) & set(itertools.accumulate(other, operator.mul)))
+    return tuple(after // before for before, after in itertools.pairwise(sorted(common)))
 
 
 def _joined(this: Application) -> Arrays | None:
@@ -312,6 +323,32 @@ def _filled(this: Application) -> Arrays:
     return (_windows(this, "full", scalar, {}, False),)
 
 
+def _arange(this: Application) -> Arrays | None:
+    """Each block is the first one and its place; where these sums are exact, as they are of integers."""
+    (output,), a = this.outputs, this.attributes
+    dtype, (length,), start, step = DTYPES[output.dtype], output.shape, a["start"], a["step"]
+    if dtype.kind not in "if":
+        return None
+    exact = 2 ** (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else np.iinfo(dtype).max
+    ends = (start, step, start + length * step, length * step)
+    if any(not float(each).is_integer() or abs(each) > exact for each in ends):
+        return None
+    (chunks,) = this.tiles.chunks(output.shape, dtype)
+    token = f"arange-{da.core.tokenize(a, chunks)}"
+    layer = {}
+    for number, (place, size) in enumerate(zip(itertools.accumulate((0, *chunks)), chunks, strict=False)):
+        first = np.asarray(start + place * step, dtype)
+        layer[(token, number)] = (partial(count, length=size, step=step, dtype=output.dtype), first)
+    graph = HighLevelGraph.from_collections(token, layer)
+    return (da.Array(graph, token, (chunks,), dtype=dtype, meta=np.empty(0, dtype)),)
+
+
+@applies_operators
+def count(start: Any, *, length: int, step: float, dtype: str) -> Any:
+    """A block of numbers in steps."""
+    return apply("add", apply("arange", start=0, stop=length * step, step=step, dtype=dtype), start)
+
+
 def _random(this: Application) -> Arrays:
     attributes = {name: value for name, value in this.attributes.items() if name != "shape"}
     return (_windows(this, f"{this.operator.name}_part", this.operands[0], attributes, True),)
@@ -328,8 +365,6 @@ RUN = 1 << 13
 
 
 def _windows(this: Application, name: str, operand: da.Array, attributes: dict[str, Any], placed: bool) -> da.Array:
-    from dask.highlevelgraph import HighLevelGraph
-
     (output,) = this.outputs
     dtype = DTYPES[output.dtype]
     chunks = this.tiles.chunks(output.shape, dtype)
@@ -393,9 +428,10 @@ RULES: dict[str, Rule] = {
     "zeros": _filled,
     "ones": _filled,
     "full": _filled,
+    "arange": _arange,
     "random_bits": _random,
     "random_uniform": _random,
     "random_normal": _random,
-    **dict.fromkeys((operator.name for operator in activation.OPERATORS), _elementwise),
+    **dict.fromkeys((each.name for each in activation.OPERATORS), _elementwise),
 }
 """Rule of each operator on arrays that has a tiled form."""
