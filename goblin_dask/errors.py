@@ -75,6 +75,13 @@ class ConnectionLost(GoblinError, OSError):
     """A peer cannot be reached, or went away for good."""
 
 
+def _size(count: int) -> str:
+    """Bytes, in a unit in which they are a readable number."""
+    if count >= 10_000_000:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.2f} MB" if count >= 10_000 else f"{count} bytes"
+
+
 class TooLarge(GoblinError):
     """A task that fits no volunteer.
 
@@ -89,7 +96,7 @@ class TooLarge(GoblinError):
     def __init__(self, needs: int, offers: int, advice: str = "rechunk into smaller blocks"):
         self.needs, self.offers, self.advice = needs, offers, advice
         super().__init__(
-            f"a task needs {needs / 1e9:.2f} GB of memory, the largest volunteer offers {offers / 1e9:.2f} GB: {advice}"
+            f"a task needs {_size(needs)} of memory, the largest volunteer offers {_size(offers)}: {advice}"
         )
 
     def __reduce__(self) -> tuple[type[TooLarge], tuple[int, int, str]]:
