@@ -113,7 +113,7 @@ def test_models_in_blocks(number):
 
 
 @pytest.mark.parametrize(
-    "one, other",
+    ("one", "other"),
     [
         ((16, 8, 64), (16, 32, 16)),
         ((4, 6), (3, 8)),
@@ -131,7 +131,7 @@ def test_reshaping_merges_and_splits(one, other):
 
 
 @pytest.mark.parametrize(
-    "attributes, blocks",
+    ("attributes", "blocks"),
     [
         ({"stop": 40_000, "dtype": "int64"}, 5),
         ({"start": 7, "stop": -90_000, "step": -3, "dtype": "int32"}, 2),
