@@ -100,13 +100,18 @@ def total_memory() -> int:
     return min(total, group[0]) if group else total
 
 
+def data_is_limited() -> bool:
+    """Whether the kernel refuses this process more than some bytes of data."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+
+
 def free_memory() -> int:
     """Bytes that can be had now: another program may hold what was offered."""
     free = int(psutil.virtual_memory().available)
     group = _control_group()
     if group:
         free = min(free, group[0] - group[1])
-    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft != resource.RLIM_INFINITY:
+    if data_is_limited():
+        soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
         free = min(free, soft - psutil.Process().memory_info().data)
     return max(0, free)

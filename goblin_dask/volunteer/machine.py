@@ -155,6 +155,17 @@ def keep_one_heap() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
+def return_memory_early() -> None:
+    """Have the C library map every large array by itself and unmap it when it is freed.
+
+    For where the kernel counts what is reserved, with ``RLIMIT_DATA``: the heap's holes count too.
+    """
+    libc = _libc()
+    if libc is not None:
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+
+
 def trim() -> None:
     """Give what the heap has left over back to the machine."""
     libc = _libc()

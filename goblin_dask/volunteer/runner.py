@@ -39,8 +39,8 @@ from goblin_dask.messages import (
 )
 from goblin_dask.volunteer.cache import BlobCache
 from goblin_dask.volunteer.inputs import Abandoned, FetchFailed, Inputs, decode_program
-from goblin_dask.volunteer.limits import Limits, free_memory
-from goblin_dask.volunteer.machine import trim
+from goblin_dask.volunteer.limits import Limits, data_is_limited, free_memory
+from goblin_dask.volunteer.machine import return_memory_early, trim
 from goblin_dask.volunteer.outputs import Output, OutputFiles
 from goblin_dask.volunteer.trace import Trace
 from goblin_dask.volunteer.transfer import Transfers
@@ -249,6 +249,8 @@ class Runner:
         if reason:
             raise _Closed(reason)
         if needs > SMALL:
+            if data_is_limited():
+                return_memory_early()
             offers = min(self.limits.memory, free_memory())
             if needs > offers:
                 raise _TooLittleMemory(needs, offers)
