@@ -149,7 +149,7 @@ class Run:
         self._calls: dict[str, _Call] = {}
         self._locals: dict[str, _Local] = {}
         self._waiting: dict[str, Future[Accepted]] = {}
-        self._unchecked: dict[str, tuple[Prepared, tuple[ChunkRef, ...], tuple[ChunkRef, ...]]] = {}
+        self._unchecked: dict[str, tuple[_Call, tuple[ChunkRef, ...], tuple[ChunkRef, ...]]] = {}
         """Program, inputs and outputs of results that were accepted without a check."""
         self.reopened = False
         """Whether such a result was withdrawn: what was made of it must not be used."""
@@ -294,7 +294,7 @@ class Run:
             accepted = await asyncio.wrap_future(future)
             observer.grid_done(key, accepted, call.task.origins)
             if accepted.verdict.method == UNCHECKED:
-                self._unchecked[key] = (call.program, inputs, accepted.outputs)
+                self._unchecked[key] = (call, inputs, accepted.outputs)
             return self._finished(key, call, accepted.outputs)
         except NotOnGrid as error:
             return await work(self._here, key, call, inputs, known, str(error))
@@ -318,14 +318,15 @@ class Run:
             self._keep(f"recheck-{key}", ())
 
     async def _recheck(
-        self, key: str, program: Prepared, inputs: tuple[ChunkRef, ...], outputs: tuple[ChunkRef, ...]
+        self, key: str, call: _Call, inputs: tuple[ChunkRef, ...], outputs: tuple[ChunkRef, ...]
     ) -> bool:
-        order = Order(program, inputs, self.priority_of(key), m.Policy(), self._job)
+        order = Order(call.program, inputs, self.priority_of(key), m.Policy(), self._job)
         try:
             accepted = await asyncio.wrap_future(self._link.submit(order))
         except NotOnGrid:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, self._stands, program.program, inputs, outputs)
+            return await loop.run_in_executor(self._pool, self._stands, call.program.program, inputs, outputs)
+        self._observer.grid_done(key, accepted, call.task.origins)
         # an honest result may have another digest, where machines round differently: then the verified one is used
         return [ref.digest for ref in accepted.outputs] == [ref.digest for ref in outputs]
 

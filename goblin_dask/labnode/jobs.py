@@ -177,9 +177,12 @@ class Job:
     def grid_state(self, key: str, state: str) -> None:
         self._tell(Moved(key, state))
 
-    def grid_done(self, key: str, accepted: Accepted, origins: int) -> None:
+    def grid_done(self, key: str, accepted: Accepted, origins: int) -> bool:
+        """Whether it is the first time: one that was sampled is done twice."""
+        first = key not in self._accepted
         self._accepted[key] = (accepted.task, origins)
         self._tell(OnGrid(key, accepted.verdict, origins, accepted.reused))
+        return first
 
     def lab_done(self, key: str, kind: str, reason: str, origins: int) -> None:
         happening = self._lab[key] = InLab(key, kind, reason, origins)

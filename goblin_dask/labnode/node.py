@@ -435,8 +435,8 @@ class _Observer:
         self._job.grid_state(_task_of(key), state)
 
     def grid_done(self, key: str, accepted: Accepted, origins: int) -> None:
-        self._job.grid_done(_task_of(key), accepted, origins)
-        self._node.count("grid", origins)
+        if self._job.grid_done(_task_of(key), accepted, origins):
+            self._node.count("grid", origins)
 
     def lab_done(self, key: str, kind: str, reason: str, origins: int) -> None:
         self._job.lab_done(_task_of(key), kind, reason, origins)
