@@ -145,8 +145,10 @@ def variance(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Arr
 
 def _nan_parts(xp: Any, array: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
     """Elements with zeros for NaN, where numbers are, how many of them along the axes (kept)."""
-    valid = xp.logical_not(xp.isnan(array))
-    cleaned = xp.where(valid, array, xp.zeros((), array.dtype))
+    missing = xp.isnan(array)
+    valid = xp.logical_not(missing)
+    cleaned = xp.array(array, copy=True)  # as NumPy does: the order of its elements in memory is that of the sum
+    xp.copyto(cleaned, xp.zeros((), array.dtype), where=missing)
     return cleaned, valid, xp.sum(valid, axis=axes, keepdims=True, dtype="int64")
 
 
@@ -172,7 +174,8 @@ def nanvar(xp: Any, operands: tuple[Array, ...], attributes: Any) -> tuple[Array
     cleaned, valid, count = _nan_parts(xp, array, axes)
     wide = np.dtype("float32") if array.dtype.name == "bfloat16" else array.dtype
     centre = xp.true_divide(xp.sum(cleaned, axis=axes, keepdims=True, dtype=wide), count).astype(wide)
-    deviation = xp.where(valid, xp.subtract(array, centre).astype(wide), xp.zeros((), wide))
+    deviation = xp.asarray(xp.subtract(cleaned, centre).astype(wide))
+    xp.copyto(deviation, xp.zeros((), wide), where=xp.logical_not(valid))
     deviation = xp.multiply(deviation, xp.conj(deviation)).real if wide.kind == "c" else deviation * deviation
     total = xp.asarray(xp.sum(deviation, axis=axes, keepdims=attributes["keepdims"]))
     freedom = count.reshape(total.shape) - attributes["correction"]
