@@ -92,11 +92,12 @@ def expected(plan):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--routes", default="auto", help="as for LocalGrid: direct has blobs go over HTTP")
     options = parser.parse_args()
     torch.set_num_threads(2)
     os.environ["DASK_GOBLIN__VOLUNTEER__BACKEND"] = "torch"
     for policy, bar in POLICIES.items():
-        with LocalGrid(VOLUNTEERS, 1, progress=False, verify=policy, routes="direct") as grid:
+        with LocalGrid(VOLUNTEERS, 1, progress=False, verify=policy, routes=options.routes) as grid:
             trainer = Trainer(
                 model(), lab=grid.lab, loss=language, optimizer=optimizer, micro_batch=MICRO_BATCH, stages=STAGES
             )

@@ -13,7 +13,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -23,10 +22,11 @@ from goblin_dask import messages as m
 from goblin_dask.digest import Digest
 from goblin_dask.errors import GoblinError
 from goblin_dask.graphs.capture.dask_internals import GraphNode, Task, TaskRef
-from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, map_tree, unflatten
+from goblin_dask.graphs.capture.pytree import Leaf, flatten, is_array, unflatten
 from goblin_dask.graphs.execute import execute
 from goblin_dask.graphs.program import Program
 from goblin_dask.labnode.assemble import Stored
+from goblin_dask.labnode.calls import Call, Local, numbered
 from goblin_dask.labnode.lowering import LateLowering
 from goblin_dask.labnode.originals import call_on_copies_if_need_be, run_originals
 from goblin_dask.labnode.plan import DynamicTask, GridTask, Key, LabTask, Plan, Region
@@ -52,49 +52,6 @@ class Observer(Protocol):
     def lab_done(self, key: str, kind: str, reason: str, origins: int) -> None: ...
     def keeps(self, key: str, digests: tuple[Digest, ...]) -> None:
         """The value of `key` refers to these blobs, until `key` is released."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A grid task, with its operands as (position among the dependencies, position in that tuple, leaf)."""
-
-    task: GridTask
-    program: Prepared
-    operands: tuple[tuple[int, int | None, int], ...]
-    trees: tuple[tuple[Any, tuple[int, ...]], ...]
-    """For each key that it defines: its tree, and the outputs that the tree's leaves are."""
-    several: bool
-
-    def values(self, values: tuple[Any, ...]) -> tuple[Stored, ...]:
-        """Of each operand, the whole value of its key."""
-        return tuple(values[at] if position is None else values[at][position] for at, position, _ in self.operands)
-
-    def known(self, values: tuple[Any, ...]) -> dict[Key, Stored]:
-        """The same by the operands' keys in the researcher's graph."""
-        return {operand.key: value for operand, value in zip(self.task.operands, self.values(values), strict=True)}
-
-    def inputs(self, values: tuple[Any, ...]) -> tuple[ChunkRef, ...] | None:
-        """References that the program is to be run on; None where they are not what it was recorded for.
-
-        That happens behind a task that Dask's own functions did in its program's place, on data that it was not for.
-        """
-        found = []
-        for stored, (_, _, leaf), spec in zip(
-            self.values(values), self.operands, self.program.program.inputs, strict=True
-        ):
-            if leaf >= len(stored.refs) or stored.refs[leaf].spec != spec:
-                return None
-            found.append(stored.refs[leaf])
-        return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Local:
-    """A task of the laboratory."""
-
-    task: LabTask | DynamicTask
-    names: tuple[tuple[Key, int, int | None], ...]
-    """Key in the researcher's graph, position among the dependencies, position in that tuple."""
 
 
 Place = tuple[str, int | None]
@@ -146,10 +103,10 @@ class Run:
         self._link, self._blobs, self._pool, self._observer = link, blobs, pool, observer
         self._policy, self._prepared, self._late = policy, prepared, LateLowering()
         self._residents = residents
-        self._calls: dict[str, _Call] = {}
-        self._locals: dict[str, _Local] = {}
+        self._calls: dict[str, Call] = {}
+        self._locals: dict[str, Local] = {}
         self._waiting: dict[str, Future[Accepted]] = {}
-        self._unchecked: dict[str, tuple[_Call, tuple[ChunkRef, ...], tuple[ChunkRef, ...]]] = {}
+        self._unchecked: dict[str, tuple[Call, tuple[ChunkRef, ...], tuple[ChunkRef, ...]]] = {}
         """Program, inputs and outputs of results that were accepted without a check."""
         self.reopened = False
         """Whether such a result was withdrawn: what was made of it must not be used."""
@@ -229,12 +186,12 @@ class Run:
             operands.append((positions.setdefault(key, len(positions)), position, operand.leaf))
         return list(positions), tuple(operands)
 
-    def _call(self, task: GridTask, operands: tuple[tuple[int, int | None, int], ...]) -> _Call:
+    def _call(self, task: GridTask, operands: tuple[tuple[int, int | None, int], ...]) -> Call:
         trees = []
         for output in task.outputs:
-            leaves, tree = _numbered(output.tree)
+            leaves, tree = numbered(output.tree)
             trees.append((tree, leaves))
-        return _Call(task, self._prepared(task.program), operands, tuple(trees), len(task.outputs) > 1)
+        return Call(task, self._prepared(task.program), operands, tuple(trees), len(task.outputs) > 1)
 
     def _grid_node(self, key: str, task: GridTask, function: Callable[..., Any]) -> Task:
         dependencies, operands = self._operands(task)
@@ -247,7 +204,7 @@ class Run:
         for dependency in task.dependencies:
             lab_key, position = self.places[dependency]
             names.append((dependency, positions.setdefault(lab_key, len(positions)), position))
-        self._locals[key] = _Local(task, tuple(names))
+        self._locals[key] = Local(task, tuple(names))
         return Task(key, function, self.name, key, *map(TaskRef, positions))
 
     def value(self, key: Key, values: Mapping[str, Any]) -> Stored:
@@ -270,7 +227,7 @@ class Run:
         return self._here(key, call, call.inputs(values), call.known(values), call.task.reason)
 
     async def _compute(
-        self, key: str, call: _Call, inputs: tuple[ChunkRef, ...] | None, known: Mapping[Key, Stored]
+        self, key: str, call: Call, inputs: tuple[ChunkRef, ...] | None, known: Mapping[Key, Stored]
     ) -> Any:
         observer = self._observer
         work = functools.partial(asyncio.get_running_loop().run_in_executor, self._pool)
@@ -317,9 +274,7 @@ class Run:
         finally:
             self._keep(f"recheck-{key}", ())
 
-    async def _recheck(
-        self, key: str, call: _Call, inputs: tuple[ChunkRef, ...], outputs: tuple[ChunkRef, ...]
-    ) -> bool:
+    async def _recheck(self, key: str, call: Call, inputs: tuple[ChunkRef, ...], outputs: tuple[ChunkRef, ...]) -> bool:
         order = Order(call.program, inputs, self.priority_of(key), m.Policy(), self._job)
         try:
             accepted = await asyncio.wrap_future(self._link.submit(order))
@@ -336,7 +291,7 @@ class Run:
         return check_result(program, sources, found, method="recompute").verdict == "accepted"
 
     def _here(
-        self, key: str, call: _Call, inputs: tuple[ChunkRef, ...] | None, known: Mapping[Key, Stored], reason: str
+        self, key: str, call: Call, inputs: tuple[ChunkRef, ...] | None, known: Mapping[Key, Stored], reason: str
     ) -> Any:
         """A grid task in the laboratory: by its program or, where that refuses these data, by Dask's own tasks."""
         refusal: Exception | None = None
@@ -351,14 +306,14 @@ class Run:
         self._observer.lab_done(key, "lab", reason, call.task.origins)
         return result
 
-    def _by_originals(self, key: str, call: _Call, known: Mapping[Key, Stored]) -> Any:
+    def _by_originals(self, key: str, call: Call, known: Mapping[Key, Stored]) -> Any:
         wanted = [output.key for output in call.task.outputs]
         values = run_originals(self.plan.graph, wanted, {name: self.read(value) for name, value in known.items()})
         stored = tuple(self.write(values[name]) for name in wanted)
         self._keep(key, tuple(ref for value in stored for ref in value.refs))
         return stored if call.several else stored[0]
 
-    def _finished(self, key: str, call: _Call, outputs: tuple[ChunkRef, ...]) -> Any:
+    def _finished(self, key: str, call: Call, outputs: tuple[ChunkRef, ...]) -> Any:
         self._keep(key, outputs)
         stored = tuple(Stored(tree, tuple(outputs[leaf] for leaf in leaves)) for tree, leaves in call.trees)
         return stored if call.several else stored[0]
@@ -377,7 +332,7 @@ class Run:
     async def when_known(self, key: str, values: tuple[Any, ...]) -> Any:
         """A task whose operands' shapes were not known before. On the uplink's loop."""
         local = self._locals[key]
-        operands = _named(local, values)
+        operands = local.values(values)
         loop = asyncio.get_running_loop()
         task = local.task
         assert isinstance(task, DynamicTask)
@@ -396,7 +351,7 @@ class Run:
         task = local.task
         assert isinstance(task, LabTask)
         if task.region is not None and task.kind == "sink":
-            (block,) = _named(local, values).values()
+            (block,) = local.values(values).values()
             self._write(task.region, block)
             self._observer.lab_done(key, task.kind, task.reason, 1)
             return Stored(None, ())
@@ -405,7 +360,7 @@ class Run:
             self._keep(key, (ref,))
             self._observer.lab_done(key, task.kind, task.reason, 1)
             return Stored(Leaf(0), (ref,))
-        return self._run_node(key, task.task, _named(local, values), task.kind, task.reason, task.declared)
+        return self._run_node(key, task.task, local.values(values), task.kind, task.reason, task.declared)
 
     def _write(self, region: Region, value: Stored) -> None:
         block = value.block
@@ -454,24 +409,6 @@ class Run:
 
 def _reads_array(value: Any) -> bool:
     return bool(flatten(value, lambda each: hasattr(each, "__array__"))[0])
-
-
-def _named(local: _Local, values: tuple[Any, ...]) -> dict[Key, Stored]:
-    return {name: values[at] if position is None else values[at][position] for name, at, position in local.names}
-
-
-def _numbered(tree: Any) -> tuple[tuple[int, ...], Any]:
-    """Outputs of the program that the leaves of a tree are, in order, and the tree with leaves numbered so."""
-    outputs: list[int] = []
-
-    def visit(value: Any) -> Any:
-        if not isinstance(value, Leaf):
-            return value
-        outputs.append(value.index)
-        return Leaf(len(outputs) - 1, value.scalar)
-
-    numbered = map_tree(visit, tree)
-    return tuple(outputs), numbered
 
 
 async def on_grid(run: str, key: str, *values: Any) -> Any:
