@@ -143,7 +143,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def keep_one_heap() -> None:
-    """Have the C library reuse memory within a task, from one heap for all threads; `trim` is for between tasks.
+    """Have the C library reuse memory, from one heap for all threads, until `trim` returns what is left over.
 
     An array that is mapped by itself is paid for page by page each time: a third of the CPU time of a stage of a
     transformer. 32 MiB is the most that the library takes for small. Nothing to do where it is not glibc.
@@ -151,7 +151,7 @@ def keep_one_heap() -> None:
     libc = _libc()
     if libc is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
         libc.mallopt(_M_ARENA_MAX, 1)
 
 

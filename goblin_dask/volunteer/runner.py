@@ -114,6 +114,8 @@ class Runner:
         self._checker = checker
         self._attempts: dict[str, _Attempt] = {}
         self._forestalled: deque[str] = deque(maxlen=1000)
+        self._heap_is_used = False
+        """Whether the C library may keep memory of attempts that are done."""
         # A check is memory-bound and hardly gains from BLAS threads: a validator does several, one thread each.
         self._device = _threads(limits.threads if checker else 1, "goblin-compute")
         self._fetches = _threads(FETCHES, "goblin-fetch")
@@ -144,6 +146,10 @@ class Runner:
         finally:
             self._withdraw(attempt)
             self._attempts.pop(work.attempt, None)
+            if self._heap_is_used and not self._attempts:
+                # only when idle: pages that the next attempt takes again cost a sixth of a training step's CPU time
+                trim()
+                self._heap_is_used = False
 
     def abandon(self, name: str) -> None:
         """Stop an attempt at its next input; nothing is sent for it any more.
@@ -236,10 +242,8 @@ class Runner:
             outputs = files.collect(
                 list(execute(program, inputs.sources(), backend=self._backend, observe=trace, allocate=files.allocate))
             )
-        seconds = time.process_time() - start
-        if needs > SMALL:
-            trim()
-        return outputs, seconds
+        self._heap_is_used |= needs > SMALL
+        return outputs, time.process_time() - start
 
     def _begin(self, attempt: _Attempt, needs: int) -> None:
         """The last look before the work: is it still wanted, does the owner allow it, is there memory?"""
@@ -251,9 +255,13 @@ class Runner:
         if needs > SMALL:
             if data_is_limited():
                 return_memory_early()
-            offers = min(self.limits.memory, free_memory())
-            if needs > offers:
+            if needs > self._offers():
+                trim()
+            if needs > (offers := self._offers()):
                 raise _TooLittleMemory(needs, offers)
+
+    def _offers(self) -> int:
+        return min(self.limits.memory, free_memory())
 
     async def _upload(self, work: Lease, attempt: _Attempt, uploads: list[Output]) -> None:
         started = time.perf_counter()
