@@ -69,6 +69,14 @@ def _plausible(given: Array, own: Array, fine: Array) -> Array:
     return np.asarray(~regular | (np.abs(given.astype(wide) - mine) <= scale))
 
 
+def _apart(a: Array, b: Array) -> Array:
+    """Distance; none between equal infinities and NaNs, in each part of a complex number, and infinite to others."""
+    if a.dtype.kind == "c":
+        return np.hypot(_apart(a.real, b.real), _apart(a.imag, b.imag))
+    distance = np.where(equal(a, b), 0.0, np.abs(a - b))
+    return np.where(np.isnan(distance), np.inf, distance)
+
+
 def judge(given: Array, own: Array, bounded: Bounded, number: int = 0) -> Finding:
     """Compare one output with the checker's own run and its bounds."""
     tight, hard = bounded.errors()
@@ -82,10 +90,8 @@ def judge(given: Array, own: Array, bounded: Bounded, number: int = 0) -> Findin
         else:
             same = equal(given, own)
             fine = bounded.fine.astype(wide)
-            apart = np.where(same, 0.0, np.abs(given.astype(wide) - fine))
-            reference = np.abs(own.astype(wide) - fine)
-            # a class that differs: NaN against a number is no distance
-            apart = np.where(np.isnan(apart), np.inf, apart)
+            apart = np.where(same, 0.0, _apart(given.astype(wide), fine))
+            reference = _apart(own.astype(wide), fine)
         within = apart <= np.maximum(tight, np.where(np.isfinite(reference), SPREAD * reference, 0.0))
         accepted = same | np.where(np.isinf(tight), _plausible(given, own, bounded.fine), within)
     if accepted.all():
@@ -97,5 +103,5 @@ def judge(given: Array, own: Array, bounded: Bounded, number: int = 0) -> Findin
     worst = int(np.argmax(np.where(accepted, -1.0, np.where(proven, np.inf, apart))))
     where = tuple(int(i) for i in np.unravel_index(worst, apart.shape))
     place = f"output {number}, element {where}: {given[where]}, the checker has {own[where]}"
-    scale = float(tight[where]) or 1.0
+    scale = float(tight[where]) if 0 < tight[where] < np.inf else 1.0
     return Finding("wrong" if proven.any() else "unproven", float(apart[where]) / scale, reason=place, miss=0.0)

@@ -51,11 +51,12 @@ def same(got, wanted, name, operands=()):
 
 
 def overflows(name, operands):
-    """Whether sums of squares and products overflow: then the order of steps decides what comes out."""
-    if "norm" not in name and name not in ("convolution", "convolution_backward", "var"):
+    """Whether sums, of squares and products too, overflow: then the order of steps decides what comes out."""
+    squares = "norm" in name or name in ("convolution", "convolution_backward", "var")
+    if not squares and name not in ("mean", "sum", "cumulative_sum"):
         return False
     numbers = [np.abs(operand.astype(np.float64)) for operand in operands if operand.dtype.kind in "fV"]
-    return any(each.size and not (each.max() < 1e15) for each in numbers)
+    return any(each.size and not (each.max() < (1e15 if squares else 1e30)) for each in numbers)
 
 
 def both(backend, name, operands, attributes):
@@ -94,11 +95,15 @@ def test_on_drawn_operands(name, full, report):
         operands, attributes = application
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            if not meaningful(name, operands, attributes) or overflows(name, operands):
+            if not meaningful(name, operands, attributes):
                 return
             for backend in those:
                 found = both(backend, name, operands, attributes)
                 counted["refused" if found is None else "computed"] += 1
+                if found and overflows(name, operands):
+                    finding = check_by_recomputation(*applied(name, operands, attributes), found[0])
+                    assert finding.verdict != "wrong", finding
+                    continue
                 for got, wanted in zip(*found, strict=True) if found else ():
                     same(got, wanted, name, operands)
 

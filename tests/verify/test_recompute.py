@@ -49,7 +49,7 @@ def test_every_operator_accepts_its_own_result_and_a_better_rounded_one(name, fu
             continue
         rounded = [b.astype(a.dtype) if a.dtype.kind not in "biu" else a for a, b in zip(outputs, better, strict=True)]
         finding = check_by_recomputation(program, inputs, rounded)
-        wanted = ("accepted", "unproven") if name in LINALG else ("accepted",)
+        wanted = ("accepted", "unproven") if name in LINALG | {"partition"} else ("accepted",)
         assert finding.verdict in wanted, (program, inputs, outputs, rounded, finding)
 
 

@@ -286,7 +286,7 @@ def _max_pool_backward(operands: tuple[Tensor, ...], a: Any) -> Any:
     grad, x, indices = operands
     kernel = _spread(a["kernel_size"], 2)
     sizes = [_spread(a[name], 2) if a[name] else kernel for name in ("stride", "padding", "dilation")]
-    return aten.max_pool2d_with_indices_backward(grad, x, kernel, *sizes, a["ceil_mode"], indices)
+    return aten.max_pool2d_with_indices_backward(grad, x, kernel, *sizes, a["ceil_mode"], indices.long())
 
 
 @_own("native_layer_norm", _filled)
