@@ -150,11 +150,15 @@ class Certificate:
         if self.volunteers:
             word = "volunteer" if self.volunteers == 1 else "volunteers"
             text += f"; {self.volunteers} {word}; worst residual {self.worst_ratio:.2g} of its tolerance"
-            text += f"; probability of an unnoticed error at most {self._miss_any():.2g}"
+            text += f"; probability of an unnoticed error at most {self._miss()}"
         return text
 
-    def _miss_any(self) -> float:
-        return min(1.0, sum(method.miss_any for method in self._methods.values()))
+    def _miss(self) -> str:
+        """In all parts together; in each, where their number makes that a bound of nothing."""
+        together = sum(method.miss_any for method in self._methods.values())
+        if together < 1:
+            return f"{together:.2g}"
+        return f"{max(method.miss for method in self._methods.values()):.2g} in each part"
 
     def __repr__(self) -> str:
         return f"<Certificate: {self.summary()}>"

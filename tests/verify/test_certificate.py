@@ -76,6 +76,7 @@ def test_many_parts_are_counted_not_named():
     method = certificate.to_dict()["methods"]["algebraic"]
     assert "names" not in method
     assert method["miss_probability_any"] == 1.0
+    assert certificate.summary().endswith("probability of an unnoticed error at most 0.1 in each part")
 
 
 def test_summary():
