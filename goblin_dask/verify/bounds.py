@@ -25,7 +25,7 @@ from goblin_dask.verify.evaluate import DOUBLE, SINGLE, Source, apply, cast, loa
 from goblin_dask.verify.operands import Array
 from goblin_dask.verify.sigma import DOUBLE as DOUBLE_WEIGHT
 from goblin_dask.verify.sigma import LARGEST, rms
-from goblin_dask.verify.tolerances import accumulator, gamma, is_floating, largest, smallest_normal, unit_roundoff
+from goblin_dask.verify.tolerances import accumulator, gamma, is_floating, largest, real, smallest_normal, unit_roundoff
 
 BASIC = frozenset(
     {
@@ -120,10 +120,6 @@ def _step(step: Step, operands: list[Bounded], precision: Any) -> list[Bounded]:
     return found
 
 
-def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
-
-
 def _finite(values: Array) -> Array:
     """Zeros in place of infinities and NaN, in each part of a complex number."""
     if values.dtype.kind == "c":
@@ -136,12 +132,12 @@ def _limits(bound: Array, y: Array, dtype: np.dtype[Any]) -> Array:
     bound = np.broadcast_to(bound, y.shape)
     if not (is_floating(dtype) or dtype.kind == "c"):
         return bound
-    real = _real(dtype)
-    tiny = 2.0**-24 if real == np.float16 else smallest_normal(real)
+    part = real(dtype)
+    tiny = 2.0**-24 if part == np.float16 else smallest_normal(part)
     bound = bound + tiny
     # NaN bounds come from infinities that meet: anything may have happened
     bound = np.where(np.isnan(bound) & np.isfinite(y), np.inf, bound)
-    return np.where(np.isfinite(y) & ~(np.abs(y) + bound < largest(real)), np.inf, bound)
+    return np.where(np.isfinite(y) & ~(np.abs(y) + bound < largest(part)), np.inf, bound)
 
 
 def _guess(operands: list[Bounded], y: Array, z: Array, dtype: np.dtype[Any], inexact: bool) -> Bounded:
@@ -154,7 +150,7 @@ def _guess(operands: list[Bounded], y: Array, z: Array, dtype: np.dtype[Any], in
     spread = rms(apart) * (DOUBLE_WEIGHT if u <= 2.0**-53 else 1.0)
     scale = LARGEST * max(spread, u * rms(_finite(y)) / 2)
     tight = _limits(np.full(y.shape, scale), y, dtype)
-    end = np.sqrt(largest(accumulator(_real(dtype)))) / 1024
+    end = np.sqrt(largest(accumulator(real(dtype)))) / 1024
     within = all(np.abs(o.fine).max(initial=0) < end for o in operands if o.fine.dtype.kind not in "biu")
     return Bounded(y, z, tight, tight if within else np.full(y.shape, np.inf), soft=True)
 
@@ -164,7 +160,7 @@ Rule = Callable[[Step, list[Bounded], Array, int, np.dtype[Any]], "tuple[Array, 
 
 def _rule(step: Step) -> Rule | None:
     name = step.operator.name
-    if name in ("partition", "argpartition", "argsort") and _may_choose(step):
+    if _may_choose(step):
         return _split
     if name in RULES:
         return RULES[name]
@@ -243,7 +239,7 @@ def _linear(step: Step, operands: list[Bounded], y: Array, number: int, dtype: n
     if step.operator.name in CUMULATIVE:
         axis = step.attributes.get("axis")
         terms = size.shape[axis] if isinstance(axis, int) else size.size
-    u, end = unit_roundoff(dtype), largest(accumulator(_real(dtype))) / 2
+    u, end = unit_roundoff(dtype), largest(accumulator(real(dtype))) / 2
     whole = np.abs(apply(step, [size], DOUBLE)[number])
     certain = whole * (terms if step.operator.name == "mean" else 1) < end
 
@@ -267,7 +263,7 @@ def _bilinear(step: Step, operands: list[Bounded], y: Array, number: int, dtype:
     inner, outer = min(unit_roundoff(dtype), 2.0**-24), unit_roundoff(dtype)
     size = apply(step, [*addend, a, b], DOUBLE)[number].real
     factor = 4.0 if dtype.kind == "c" else 1.0
-    certain = size < largest(accumulator(_real(dtype))) / 2
+    certain = size < largest(accumulator(real(dtype))) / 2
     if dtype.kind == "c":  # of complex products with infinities libraries make different ones
         certain &= np.isfinite(y)
 
@@ -329,7 +325,8 @@ def _sorted(step: Step, operands: list[Bounded], y: Array, number: int, dtype: n
 
 def _may_choose(step: Step) -> bool:
     """Whether another library may give another order, and be as right."""
-    return step.operator.name in ("partition", "argpartition") or not step.attributes.get("stable", True)
+    name = step.operator.name
+    return name in ("partition", "argpartition") or (name == "argsort" and not step.attributes["stable"])
 
 
 def _split(step: Step, operands: list[Bounded], y: Array, number: int, dtype: np.dtype[Any]) -> Any:

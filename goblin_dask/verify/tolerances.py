@@ -65,12 +65,14 @@ MISS = 0.01
 """Bound of the probability that an error of five times the threshold passes the two projections: 1/(4 t²)."""
 
 
+def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Dtype of a complex dtype's parts; another dtype itself."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
 def unit_roundoff(dtype: Any) -> float:
     """Largest relative error of rounding to a floating dtype (half of its epsilon)."""
-    dtype = np.dtype(dtype)
-    if dtype.kind == "c":
-        dtype = np.dtype(f"f{dtype.itemsize // 2}")
-    return float(ml_dtypes.finfo(dtype).eps) / 2
+    return float(ml_dtypes.finfo(real(np.dtype(dtype))).eps) / 2
 
 
 def smallest_normal(dtype: Any) -> float:
