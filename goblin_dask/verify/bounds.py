@@ -151,7 +151,9 @@ def _guess(operands: list[Bounded], y: Array, z: Array, dtype: np.dtype[Any], in
     scale = LARGEST * max(spread, u * rms(_finite(y)) / 2)
     tight = _limits(np.full(y.shape, scale), y, dtype)
     end = np.sqrt(largest(accumulator(real(dtype)))) / 1024
-    within = all(np.abs(o.fine).max(initial=0) < end for o in operands if o.fine.dtype.kind not in "biu")
+    # infinities that masks put in and that are gone from the result do no harm
+    within = all(np.abs(_finite(o.fine)).max(initial=0) < end for o in operands if o.fine.dtype.kind not in "biu")
+    within = within and bool(np.isfinite(y).all() and np.isfinite(z).all())
     return Bounded(y, z, tight, tight if within else np.full(y.shape, np.inf), soft=True)
 
 

@@ -259,7 +259,8 @@ LIES = {
 POISONED = list(itertools.product(LIES, ("auto", "replicate")))
 
 
-def poisoned(xp, operands, attributes):
+def poisoned(times, xp, operands, attributes):
+    times.append(1)
     results = CATALOGUE["_log_softmax_backward_data"].kernel(xp, operands, attributes)
     return tuple(np.float32(1000) * each for each in results)
 
@@ -270,7 +271,8 @@ def test_poisoned_gradients_reach_no_optimizer(once, dropped, lie, verify, sampl
     """One of four volunteers lies, and none of it is used, but for what the rule cannot tell from rounding."""
     if (lie, verify) not in sample(POISONED, 1):
         pytest.skip("not in the sample")
-    overrides = {"_log_softmax_backward_data": poisoned} if lie == "inside" else {}
+    times = []
+    overrides = {"_log_softmax_backward_data": functools.partial(poisoned, times)} if lie == "inside" else {}
     lying = dataclasses.replace(NUMPY, overrides=overrides, inplace=False)
     numbers = itertools.count()
     if lie != "inside":
@@ -289,14 +291,20 @@ def test_poisoned_gradients_reach_no_optimizer(once, dropped, lie, verify, sampl
     with InProcessGrid(volunteers=4, gateway_config=config, tamper=tamper) as other:
         module, data = dropping()
         trainer = Trainer(module, lab=other.lab, verify=verify, **DROPPING)
-        rounds = list(trainer.fit(data, rounds=ROUNDS, batch=8, shuffle=True))
-        hosts = other.gateway.dispatcher.reputation.hosts.values()
-        wrong = {host.owner: host.wrong for host in hosts if host.wrong}
-    told = confessions(tmp_path / "journal")
-    found = [round.loss for round in rounds]
+        fitting = trainer.fit(data, rounds=ROUNDS + 20, batch=8, shuffle=True)
+        rounds = list(itertools.islice(fitting, ROUNDS))
+        for _ in range(20):  # on a busy machine the liar may have had nothing to lie about
+            hosts = other.gateway.dispatcher.reputation.hosts.values()
+            wrong = {host.owner: host.wrong for host in hosts if host.wrong}
+            told = confessions(tmp_path / "journal")
+            if wrong or (lie == "bias, faint" and any(each.lie for each in told)):
+                break
+            rounds.append(next(fitting))
+        fitting.close()
+    found = [round.loss for round in rounds[:ROUNDS]]
     apart = max(abs(a - b) / abs(b) for a, b in zip(found, dropped, strict=True))
     assert all(round.verified for round in rounds)
-    assert lie == "inside" or sum(each.lie for each in told)
+    assert times or sum(each.lie for each in told), "nobody lied"
     if lie == "bias, faint":
         assert set(wrong) <= {"volunteer 1"}
     else:

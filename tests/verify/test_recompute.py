@@ -221,3 +221,22 @@ def test_what_has_no_bound_is_not_anything(limit):
     assert check_by_recomputation(program, [x], [slightly]).verdict == "accepted"
     for lie in (own * np.float32(1000), -own, own * 0, own * np.float32(np.nan)):
         assert check_by_recomputation(program, [x], [lie]).verdict == ("unproven" if limit == 1.0 else "wrong")
+
+
+@pytest.mark.parametrize("key", [2**63, 1])
+def test_masks_and_keys_save_no_lie_from_being_proven(key):
+    """Infinities that a mask puts in are gone after the softmax; keys of random numbers are large, and no numbers."""
+    rng = np.random.default_rng(0)
+    x = np.where(np.tri(8, dtype=bool), rng.standard_normal((8, 8)), -np.inf).astype("f4")
+
+    def make(b, x, v, key):
+        (kept,) = b.add("random_uniform", [key], shape=(8, 8), dtype="float32")
+        (weights,) = b.add("multiply", [b.add("_softmax", [x], dim=1)[0], kept])
+        return b.add("matmul", [weights, v])
+
+    program, slots = build([((8, 8), "float32"), ((8, 4), "float32"), ((2,), "uint64")], make)
+    given = (x, rng.standard_normal((8, 4)).astype("f4"), np.array([key, key], "u8"))
+    inputs = [given[slot] for slot in slots]
+    (honest,) = execute(program, inputs)
+    assert check_by_recomputation(program, inputs, [honest]).verdict == "accepted"
+    assert check_by_recomputation(program, inputs, [1000 * honest]).verdict == "wrong"
