@@ -52,7 +52,9 @@ def same(got, wanted, name, operands=()):
 
 def overflows(name, operands):
     """Whether sums, of squares and products too, overflow: then the order of steps decides what comes out."""
-    squares = "norm" in name or name in ("convolution", "convolution_backward", "var")
+    squares = (
+        "norm" in name or name.endswith("_backward_data") or name in ("convolution", "convolution_backward", "var")
+    )
     if not squares and name not in ("mean", "sum", "cumulative_sum"):
         return False
     numbers = [np.abs(operand.astype(np.float64)) for operand in operands if operand.dtype.kind in "fV"]
@@ -140,6 +142,27 @@ def test_an_honest_result_is_accepted(name, full, report):
             worst = max(worst, finding.ratio)
     if full:
         report(f"{name:13} on torch: {count:,} results for each dtype accepted, at most {worst:.2f} of their bounds")
+
+
+@pytest.mark.parametrize("name", ["native_group_norm", "native_layer_norm", "native_layer_norm_backward"])
+def test_operands_with_strides(name):
+    """PyTorch reads some operands of norms as if they were contiguous."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape):
+        return rng.standard_normal((*shape, 2)).astype("f4")[..., 0]
+
+    x, last = drawn(3, 4, 5), {"normalized_shape": (5,)}
+    operands, attributes = {
+        "native_group_norm": ((x, drawn(4), drawn(4)), {"group": 2, "eps": 1e-5}),
+        "native_layer_norm": ((x, drawn(5), drawn(5)), {**last, "eps": 1e-5}),
+        "native_layer_norm_backward": (
+            (drawn(3, 4, 5), x, drawn(3, 4, 1), drawn(3, 4, 1), drawn(5)),
+            {**last, "output_mask": (1, 1, 1)},
+        ),
+    }[name]
+    for got, wanted in zip(*both(backend_named("torch"), name, operands, attributes), strict=True):
+        same(got, wanted, name, operands)
 
 
 def test_memory_is_shared_and_inputs_are_not_written():

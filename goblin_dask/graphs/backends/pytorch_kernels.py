@@ -298,21 +298,21 @@ def _layer_norm(operands: tuple[Tensor, ...], a: Any) -> Any:
 
 @_own("native_layer_norm_backward", _filled)
 def _layer_norm_backward(operands: tuple[Tensor, ...], a: Any) -> Any:
-    grad, x, mean, rstd, *weight = operands
+    grad, x, mean, rstd, *weight = map(torch.Tensor.contiguous, operands)  # strides of some are ignored
     mask = [bool(each) for each in a["output_mask"]]
     ones = weight[0] if weight else torch.ones(a["normalized_shape"], dtype=x.dtype, device=x.device)
     found = aten.native_layer_norm_backward(
-        grad.contiguous(), x.contiguous(), list(a["normalized_shape"]), mean, rstd, ones, torch.zeros_like(ones), mask
+        grad, x, list(a["normalized_shape"]), mean, rstd, ones, torch.zeros_like(ones), mask
     )
     return tuple(each for each, wanted in zip(found, mask, strict=True) if wanted)
 
 
 @_own("native_group_norm", _filled)
 def _group_norm(operands: tuple[Tensor, ...], a: Any) -> Any:
-    x, *affine = operands
+    x, *affine = map(torch.Tensor.contiguous, operands)  # strides of weight and bias are ignored
     weight, bias = (*affine, None, None)[:2]
     sizes = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    return tuple(aten.native_group_norm(x.contiguous(), weight, bias, *sizes, a["group"], a["eps"]))
+    return tuple(aten.native_group_norm(x, weight, bias, *sizes, a["group"], a["eps"]))
 
 
 @_own("_native_batch_norm_legit_no_training", _filled)
